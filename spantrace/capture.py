@@ -1,0 +1,140 @@
+"""The client's side of a recording: starts it in every process of a server, journals what comes, stops it.
+
+The workers start first and the engine stops first, so that every step the engine numbers in between is seen by
+its workers whole.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spantrace.control import Connection, connect
+from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+from spantrace.frames import Frame
+from spantrace.journal import Journal
+
+ARM_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+IDLE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a recording ends: after so many decode cycles or so many seconds, whichever is given and comes first."""
+
+    cycles: int | None = None
+    seconds: float | None = None
+    idle: float = IDLE_TIMEOUT_S
+
+
+class Capture:
+    """One recording of the processes `pids`, the engine last; `progress` is told the decode cycles so far."""
+
+    def __init__(self, directory: Path, pids: list[int], journal: Journal, options: Frame) -> None:
+        self._directory, self._pids, self._journal, self._options = directory, pids, journal, options
+        self._connections: list[Connection] = []
+        self._stopped: set[int] = set()
+        self.cycles = 0
+        self.note = ""
+
+    def __enter__(self) -> Capture:
+        """Start every process's recording, the engine's last; none stays on when one refuses."""
+        try:
+            for index, pid in enumerate(self._pids):
+                connection = connect(self._directory, pid)
+                self._connections.append(connection)
+                connection.send({"type": "record", **self._options})
+                self._await_armed(index, pid, connection)
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            raise SpantraceError(f"process {self._pids[len(self._connections) - 1]} broke off: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, until: Until, progress: Callable[[int], None] = lambda cycles: None) -> None:
+        """Journal frames until the end that `until` names; SpantraceError when no cycle comes at all."""
+        started = last_cycle = time.monotonic()
+        while not self._done(until, started):
+            before = self.cycles
+            if not self._read(0.1):
+                self.note = "a process of the server went away while it was recorded"
+                return
+            progress(self.cycles)
+            now = time.monotonic()
+            last_cycle = now if self.cycles > before else last_cycle
+            if now - last_cycle > until.idle and (until.seconds is None or not self.cycles):
+                if not self.cycles:
+                    raise SpantraceError(
+                        f"no cycle in {until.idle:g} s: the server is idle; put load on it while it is recorded",
+                        EXIT_NOT_COMPARABLE,
+                    )
+                self.note = f"the server went idle after {self.cycles} cycles"
+                return
+
+    def stop(self) -> bool:
+        """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""
+        complete = True
+        for index in reversed(range(len(self._connections))):
+            complete &= self._stop(index)
+        if complete:
+            self._journal.write({"type": "end"})
+        return complete
+
+    def close(self) -> None:
+        """Close every connection; each process then removes its hooks by itself."""
+        for connection in self._connections:
+            connection.close()
+
+    def _await_armed(self, index: int, pid: int, connection: Connection) -> None:
+        answer = connection.receive(ARM_TIMEOUT_S)
+        if answer is None:
+            raise SpantraceError(f"process {pid} did not start recording within {ARM_TIMEOUT_S:g} s")
+        if answer.get("type") != "armed":
+            raise SpantraceError(f"process {pid}: {answer.get('why', 'it refused to record')}")
+        about = {"pid": pid, "sites": answer["sites"], "missing": answer["missing"]}
+        self._keep(index, {"type": "armed", "about": about, "calibration": answer["calibration"]})
+
+    def _done(self, until: Until, started: float) -> bool:
+        enough = until.cycles is not None and self.cycles >= until.cycles
+        return enough or (until.seconds is not None and time.monotonic() - started >= until.seconds)
+
+    def _read(self, timeout: float) -> bool:
+        """Journal what has arrived; False once a process is gone."""
+        ready, _, _ = select.select(self._connections, [], [], timeout)
+        try:
+            for connection in ready:
+                while (frame := connection.receive(0)) is not None:
+                    self._keep(self._connections.index(connection), frame)
+        except (OSError, EOFError, ValueError):
+            return False
+        return True
+
+    def _stop(self, index: int) -> bool:
+        connection = self._connections[index]
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        try:
+            connection.send({"type": "stop"})
+            while (left := deadline - time.monotonic()) > 0:
+                frame = connection.receive(left)
+                if frame is not None:
+                    self._keep(index, frame)
+                    if frame["type"] == "stopped":
+                        return True
+        except (OSError, EOFError, ValueError):
+            pass
+        return False
+
+    def _keep(self, index: int, frame: Frame) -> None:
+        self._journal.write({**frame, "process": index})
+        for kind, *fact in frame.get("facts", ()):
+            if kind == "schedule" and fact[2] > 0 and fact[4] == 0:
+                self.cycles += 1

@@ -1,0 +1,193 @@
+"""The Unix socket that each process of a server opens, and the client that finds and calls them.
+
+Sockets lie in a private directory (mode 0700, sockets 0600), one per process, named by its pid. A connection
+carries msgpack frames: one request, then what its handler sends. A peer of another user, one that sends
+garbage, sends nothing or does not read is cut off; nothing a peer does reaches the server's own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from spantrace.errors import SpantraceError
+from spantrace.frames import LARGEST_FRAME, LARGEST_REQUEST, Decoder, Frame, encode
+
+REQUEST_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 2.0
+MOST_CONNECTIONS = 8
+
+
+def default_directory() -> Path:
+    """Where sockets lie: $SPANTRACE_DIR, else a private folder of this user."""
+    if chosen := os.environ.get("SPANTRACE_DIR"):
+        return Path(chosen)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "spantrace" if runtime else Path(f"/tmp/spantrace-{os.getuid()}")
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path` with mode 0700, or check that it is this user's own and closed to others."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise SpantraceError(f"{path} is not a private directory of this user; remove it or set SPANTRACE_DIR")
+    return path
+
+
+class Connection:
+    """One side of a control connection: frames out with a timeout, frames in as they arrive."""
+
+    def __init__(self, peer: socket.socket, largest: int = LARGEST_FRAME) -> None:
+        self._socket = peer
+        self._decoder = Decoder(largest)
+        self._pending: list[Frame] = []
+        peer.settimeout(SEND_TIMEOUT_S)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for select()."""
+        return self._socket.fileno()
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame; OSError where the peer is gone or does not read."""
+        self._socket.sendall(encode(frame))
+
+    def receive(self, timeout: float) -> Frame | None:
+        """The next frame, or None after `timeout` seconds; EOFError when the peer has closed, ValueError on garbage."""
+        while not self._pending:
+            if not select.select([self._socket], [], [], timeout)[0]:
+                return None
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise EOFError("the peer closed the connection")
+            self._pending.extend(self._decoder.feed(data))
+        return self._pending.pop(0)
+
+    def close(self) -> None:
+        """Close the socket; closing twice is fine."""
+        self._socket.close()
+
+
+Handler = Callable[[Frame, Connection], None]
+
+
+class ControlServer:
+    """Listens in a daemon thread and answers each connection in one of its own."""
+
+    def __init__(self, directory: Path, handle: Handler) -> None:
+        self._handle = handle
+        self._path = private_directory(directory) / f"{os.getpid()}.sock"
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._path.unlink(missing_ok=True)
+        with _short_path(self._path) as address:
+            self._listener.bind(address)
+        self._path.chmod(0o600)
+        self._listener.listen(MOST_CONNECTIONS)
+        self._thread = threading.Thread(target=self._accept, name="spantrace-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file."""
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def abandon(self) -> None:
+        """Close a listener inherited by a fork; the socket file is the parent's."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            if _user_of(peer) in (os.getuid(), 0) and self._free.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(peer,), name="spantrace-peer", daemon=True).start()
+            else:
+                peer.close()
+
+    def _serve(self, peer: socket.socket) -> None:
+        connection = Connection(peer, LARGEST_REQUEST)
+        try:
+            request = connection.receive(REQUEST_TIMEOUT_S)
+            if request is not None:
+                self._handle(request, connection)
+        except (OSError, EOFError, ValueError):
+            pass
+        finally:
+            connection.close()
+            self._free.release()
+
+
+def processes(directory: Path) -> list[int]:
+    """Pids that listen in `directory`; socket files that nobody listens to any more are removed."""
+    found = []
+    for path in sorted(directory.glob("*.sock")) if directory.is_dir() else []:
+        with contextlib.suppress(OSError, SpantraceError):
+            if path.stem.isdigit() and _listens(path):
+                found.append(int(path.stem))
+    return found
+
+
+def _listens(path: Path) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer, _short_path(path) as address:
+        peer.settimeout(SEND_TIMEOUT_S)
+        try:
+            peer.connect(address)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return False
+        return True
+
+
+def connect(directory: Path, pid: int) -> Connection:
+    """Connect to the process `pid`; SpantraceError where it does not answer."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(SEND_TIMEOUT_S)
+    try:
+        with _short_path(directory / f"{pid}.sock") as address:
+            peer.connect(address)
+    except OSError as error:
+        peer.close()
+        raise SpantraceError(f"process {pid} does not answer on its spantrace socket: {error}") from error
+    return Connection(peer)
+
+
+def ask(directory: Path, pid: int, request: Frame, timeout: float = 2.0) -> Frame:
+    """Send one request and return the one answer."""
+    connection = connect(directory, pid)
+    try:
+        connection.send(request)
+        answer = connection.receive(timeout)
+    except (OSError, EOFError, ValueError) as error:
+        raise SpantraceError(f"process {pid} broke off the connection: {error}") from error
+    finally:
+        connection.close()
+    if answer is None:
+        raise SpantraceError(f"process {pid} did not answer within {timeout:g} s")
+    return answer
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """A name for `path` that fits the 107 bytes of a socket address, however deep its directory lies."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _user_of(peer: socket.socket) -> int:
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)

@@ -1,0 +1,305 @@
+"""Join the raw rows and facts of a server's processes into cycles: by the step id, never by order.
+
+The engine numbers each step that it schedules, the number travels with the scheduler's output, and a worker
+notes it when it is handed the step. A row of the engine's process belongs to the turn of its loop in which it
+starts; a row of a worker process belongs to the step that the worker was last handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spantrace.errors import SpantraceError
+from spantrace.frames import Frame, unpack_rows
+from spantrace.recording import Cycles, Header, Recording, Spans
+from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
+from spantrace.wrapping import LANE_SHIFT
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+EMIT = SPAN_ID["output.emit"]
+DROPPED = -1
+
+
+@dataclass
+class Process:
+    """What one process of the server sent: host rows [n, 3], GPU rows [n, 5] and facts."""
+
+    about: Header
+    rows: Ints
+    gpu: Ints
+    facts: dict[str, list[list[Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def from_frames(cls, about: Header, frames: list[Frame]) -> Process:
+        """Collect one process's frames."""
+        process = cls(about, _rows(frames, "rows", 3), _rows(frames, "gpu", 5))
+        for frame in frames:
+            for kind, *values in frame.get("facts", ()):
+                process.facts.setdefault(kind, []).append(values)
+        return process
+
+    def table(self, kind: str, width: int) -> Ints:
+        """The facts of one kind as an array [n, width]; a fact's lists are left out."""
+        return np.array([fact[:width] for fact in self.facts.get(kind, [])], dtype=np.int64).reshape(-1, width)
+
+    def names(self) -> Ints:
+        """The span id of each site, and in a second column what it is inside draft.propose."""
+        ids = [
+            (SPAN_ID[span], SPAN_ID[span] if inside is None else SPAN_ID.get(inside, DROPPED))
+            for span, inside in self.about["sites"]
+        ]
+        return np.array(ids, dtype=np.int64).reshape(-1, 2)
+
+
+def _rows(frames: list[Frame], kind: str, width: int) -> Ints:
+    parts = [unpack_rows(frame) for frame in frames if frame["type"] == kind]
+    return np.concatenate(parts) if parts else np.zeros((0, width), dtype=np.int64)
+
+
+@dataclass
+class _Named:
+    """Host rows with final names, in order of their start."""
+
+    name: Ints
+    lane: Ints
+    start: Ints
+    end: Ints
+
+
+def join(header: Header, frames: Iterable[Frame], partial: bool) -> Recording:
+    """A Recording from a journal's frames; SpantraceError where they hold no cycle, ValueError where damaged."""
+    by_process: dict[int, list[Frame]] = {}
+    for frame in frames:
+        by_process.setdefault(frame.get("process", -1), []).append(frame)
+    processes = [
+        Process.from_frames(about, by_process.get(index, [])) for index, about in enumerate(header["processes"])
+    ]
+    named = [name_rows(process) for process in processes]
+    engine = next((i for i, rows in enumerate(named) if (rows.name == SPAN_ID["cycle"]).any()), None)
+    if engine is None:
+        raise SpantraceError("the recording holds no cycle; put load on the server while it records")
+    workers = [i for i, process in enumerate(processes) if process.facts.get("execute")]
+    cycles, number_of_turn, left_out = _cycles(header, processes, engine, workers, named[engine])
+    kept = workers[:1] if engine not in workers else []
+    if len(workers) > 1:
+        header["notes"] = [*header.get("notes", []), f"{len(workers)} workers; worker spans are the first one's"]
+    header["left_out"] = left_out
+    spans = _spans(header, processes, named, engine, kept, cycles, number_of_turn)
+    return Recording(header, cycles, spans, partial)
+
+
+def name_rows(process: Process) -> _Named:
+    """Name rows by site and nesting, and drop a row that lies in one of the same name on its lane."""
+    site = process.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
+    lane, start, end = process.rows[:, 0] >> LANE_SHIFT, process.rows[:, 1], process.rows[:, 2]
+    order = np.lexsort((-end, start))
+    site, lane, start, end = site[order], lane[order], start[order], end[order]
+    names = process.names()
+    name = names[site, 0] if len(site) else site
+    proposes = (name == SPAN_ID["draft.propose"]) & (lane == 0)
+    inside = _within(start, start[proposes], end[proposes]) & (lane == 0) & ~proposes
+    name = np.where(inside, names[site, 1] if len(site) else site, name)
+    keep = (name != DROPPED) & ~_nested_in_own_kind(name, lane, start, end)
+    return _Named(name[keep], lane[keep], start[keep], end[keep])
+
+
+def _within(at: Ints, starts: Ints, ends: Ints) -> Flags:
+    """Which moments lie in one of the intervals, given in order of their start."""
+    if not len(starts):
+        return np.zeros(len(at), dtype=bool)
+    last = np.searchsorted(starts, at, side="right") - 1
+    return (last >= 0) & (at < np.maximum.accumulate(ends)[np.maximum(last, 0)])
+
+
+def _nested_in_own_kind(name: Ints, lane: Ints, start: Ints, end: Ints) -> Flags:
+    nested = np.zeros(len(name), dtype=bool)
+    key = name + (lane << 16)
+    for value in np.unique(key):
+        at = np.flatnonzero(key == value)
+        furthest = np.maximum.accumulate(end[at])
+        nested[at[1:]] = start[at[1:]] < furthest[:-1]
+    return nested
+
+
+def _cycles(
+    header: Header, processes: list[Process], engine: int, workers: list[int], rows: _Named
+) -> tuple[Cycles, Ints, dict[str, int]]:
+    """The complete cycles, the cycle number of each turn (-1 where dropped), and what was left out."""
+    turns = rows.name == SPAN_ID["cycle"]
+    start, end = rows.start[turns], rows.end[turns]
+    count = len(start)
+    plan = np.full((count, 6), -1, dtype=np.int64)
+    scheduled = processes[engine].table("schedule", 7)
+    turn = np.searchsorted(start, scheduled[:, 1], side="right") - 1
+    real = (turn >= 0) & (scheduled[:, 1] <= end[np.maximum(turn, 0)])
+    plan[turn[real]] = scheduled[real][:, [0, 2, 3, 4, 5, 6]]
+    step, no_step = plan[:, 0], plan[:, 0] < 0
+    updates = {fact[0]: fact for fact in processes[engine].facts.get("update", [])}
+    complete = no_step | np.isin(step, np.fromiter(updates, np.int64, len(updates)))
+    for worker in workers:
+        complete &= no_step | np.isin(step, processes[worker].table("execute", 2)[:, 0])
+    idle = processes[engine].table("idle", 2)
+    idle_before = np.zeros(count, dtype=bool)
+    follower = np.searchsorted(start, idle[:, 1], side="left")
+    idle_before[follower[follower < count]] = True
+    period = np.full(count, -1, dtype=np.int64)
+    period[:-1] = np.where(idle_before[1:], -1, np.diff(start))
+    speculates = int(header.get("server", {}).get("num_speculative_tokens") or 0)
+    live, drafting, drafted, accepted = _acceptance(step, updates, speculates)
+    kind = _kinds(plan, live, idle_before, speculates > 0, int(header["options"].get("warmup", 0)))
+    cycles = Cycles(
+        step=step,
+        start=start,
+        end=end,
+        period=period,
+        batch=np.maximum(plan[:, 2], 0).astype(np.int32),
+        scheduled_tokens=np.maximum(plan[:, 1], 0).astype(np.int32),
+        drafting=drafting,
+        drafted=drafted,
+        accepted=accepted,
+        graph_mode=_graph_modes(step, [processes[worker] for worker in workers[:1]]),
+        kind=kind,
+    )
+    number = np.where(complete, np.cumsum(complete) - 1, -1)
+    kept = Cycles(**{name: column[complete] for name, column in vars(cycles).items()})
+    return kept, number, {"partial": int((~complete).sum())}
+
+
+def _acceptance(
+    step: Ints, updates: dict[int, list[Any]], speculates: int
+) -> tuple[Ints, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Per step: live requests, drafting requests, and requests that drafted and accepted each position."""
+    longest = max((n for fact in updates.values() for n in fact[3][::2]), default=0)
+    width = max(speculates, longest)
+    live = np.zeros(len(step), dtype=np.int64)
+    drafting = np.zeros(len(step), dtype=np.int32)
+    drafted = np.zeros((len(step), width), dtype=np.int32)
+    accepted = np.zeros((len(step), width), dtype=np.int32)
+    for index, number in enumerate(step.tolist()):
+        if (fact := updates.get(number)) is None:
+            continue
+        live[index] = fact[2]
+        drafting[index] = len(fact[3]) // 2
+        for proposed, right in zip(fact[3][::2], fact[3][1::2], strict=True):
+            drafted[index, :proposed] += 1
+            accepted[index, :right] += 1
+    return live, drafting, drafted, accepted
+
+
+def _kinds(plan: Ints, live: Ints, idle_before: Flags, speculates: bool, warmup: int) -> NDArray[np.int8]:
+    tokens, batch, prefilling, with_drafts, skipping = plan[:, 1:].T
+    kind = np.full(len(plan), Kind.STEADY, dtype=np.int8)
+    if speculates:
+        kind[(with_drafts < batch) | (skipping > 0)] = Kind.DRAFT_SKIPPED
+    kind[idle_before] = Kind.AFTER_IDLE
+    kind[live == 0] = Kind.GHOST
+    kind[prefilling > 0] = np.where(batch > prefilling, Kind.MIXED, Kind.PREFILL)[prefilling > 0]
+    kind[tokens <= 0] = Kind.EMPTY
+    steady = np.flatnonzero(kind == Kind.STEADY)
+    kind[steady[:warmup]] = Kind.WARMUP
+    return kind
+
+
+def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:
+    modes = np.full(len(step), GraphMode.UNKNOWN, dtype=np.int8)
+    for worker in workers:
+        handed, graphs = worker.table("execute", 2), worker.table("graph", 2)
+        at = np.searchsorted(handed[:, 1], graphs[:, 0], side="right") - 1
+        mode_of_step = {int(handed[i, 0]): int(mode) for i, mode in zip(at, graphs[:, 1], strict=True) if i >= 0}
+        modes[:] = [mode_of_step.get(number, GraphMode.UNKNOWN) for number in step.tolist()]
+    return modes
+
+
+def _spans(
+    header: Header,
+    processes: list[Process],
+    named: list[_Named],
+    engine: int,
+    workers: list[int],
+    cycles: Cycles,
+    number_of_turn: Ints,
+) -> Spans:
+    turns = named[engine].name == SPAN_ID["cycle"]
+    turn_start, turn_end = named[engine].start[turns], named[engine].end[turns]
+    lanes: list[dict[str, Any]] = []
+    parts: list[dict[str, Ints]] = []
+    for index in [engine, *workers]:
+        rows = named[index]
+        if index == engine:
+            turn = np.searchsorted(turn_start, rows.start, side="right") - 1
+            at_work = (turn >= 0) & ((rows.start <= turn_end[np.maximum(turn, 0)]) | (rows.name == EMIT))
+            cycle = np.where(at_work, number_of_turn[np.maximum(turn, 0)], -1)
+        else:
+            cycle = _cycle_of_worker_rows(processes[index], rows.start, cycles.step)
+        threads = processes[index].about.get("threads", {})
+        for lane in np.unique(rows.lane).tolist():
+            here = rows.lane == lane
+            parts.append(_part(rows.name[here], Track.HOST, len(lanes), cycle[here], rows.start[here], rows.end[here]))
+            lanes.append({"process": index, "thread": threads.get(str(lane), "main" if lane == 0 else f"thread {lane}")})
+        if len(processes[index].gpu):
+            parts.append(_gpu_part(processes[index].gpu, rows, cycle, len(lanes)))
+            lanes.append({"process": index, "thread": "GPU stream"})
+    header["lanes"] = lanes
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    kept = columns["cycle"] >= 0
+    order = np.argsort(columns["start"][kept], kind="stable")
+    columns = {name: column[kept][order] for name, column in columns.items()}
+    return Spans(
+        name=columns["name"].astype(np.int16),
+        track=columns["track"].astype(np.int8),
+        lane=columns["lane"].astype(np.int16),
+        cycle=columns["cycle"],
+        start=columns["start"],
+        end=columns["end"],
+    )
+
+
+def _part(name: Ints, track: Track, lane: int, cycle: Ints, start: Ints, end: Ints) -> dict[str, Ints]:
+    size = len(name)
+    return {
+        "name": name,
+        "track": np.full(size, track, dtype=np.int64),
+        "lane": np.full(size, lane, dtype=np.int64),
+        "cycle": cycle,
+        "start": start,
+        "end": end,
+    }
+
+
+def _cycle_of_worker_rows(worker: Process, start: Ints, steps: Ints) -> Ints:
+    handed = worker.table("execute", 2)
+    last = np.searchsorted(handed[:, 1], start, side="right") - 1
+    step = np.where(last >= 0, handed[np.maximum(last, 0), 0], -2)
+    real = np.flatnonzero(steps >= 0)
+    at = np.minimum(np.searchsorted(steps[real], step), max(len(real) - 1, 0))
+    return np.where(steps[real][at] == step, real[at], -1) if len(real) else np.full(len(start), -1)
+
+
+def _gpu_part(gpu: Ints, rows: _Named, cycle: Ints, lane: int) -> dict[str, Ints]:
+    """GPU spans on the host's clock, each with the name and the cycle of the host row that opened it."""
+    at = np.minimum(np.searchsorted(rows.start, gpu[:, 1]), max(len(rows.start) - 1, 0))
+    kept = rows.start[at] == gpu[:, 1]
+    gpu, at = gpu[kept], at[kept]
+    offset = _offset(gpu[:, 2], gpu[:, 3])
+    return _part(rows.name[at], Track.GPU, lane, cycle[at], gpu[:, 3] + offset, gpu[:, 4] + offset)
+
+
+def _offset(host: Ints, gpu: Ints, block_ns: int = 1_000_000_000) -> Ints:
+    """Nanoseconds to add to GPU times: no event passes before it is recorded, and an idle GPU passes it at once.
+
+    So the offset is the largest host-less-GPU difference of each second, interpolated between seconds.
+    """
+    if not len(host):
+        return host
+    block = (host - host[0]) // block_ns
+    blocks = np.unique(block)
+    largest = np.array([(host - gpu)[block == b].max() for b in blocks], dtype=np.float64)
+    centre = host[0] + (blocks + 0.5) * block_ns
+    base = largest[0]
+    return (np.int64(base) + np.rint(np.interp(host, centre, largest - base)).astype(np.int64))

@@ -1,0 +1,155 @@
+"""A recording: a header, one row per cycle, one row per span; inert data that is loaded, queried and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spantrace.errors import SpantraceError
+from spantrace.frames import Frame, encode, pack_rows, read_frames, unpack_rows
+from spantrace.spans import SPAN_ID, Kind, Track
+
+SCHEMA = 1
+MAGIC = "spantrace"
+Header = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Columns of n spans; times are CLOCK_MONOTONIC nanoseconds, GPU spans mapped onto that clock."""
+
+    name: NDArray[np.int16]
+    track: NDArray[np.int8]
+    lane: NDArray[np.int16]
+    cycle: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Columns of n cycles; `drafted` and `accepted` are [n, K]: requests per draft position.
+
+    `period` is the time to the next cycle's start in ns, -1 where no cycle follows.
+    `drafting` counts the requests whose drafts this cycle verified.
+    """
+
+    step: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    period: NDArray[np.int64]
+    batch: NDArray[np.int32]
+    scheduled_tokens: NDArray[np.int32]
+    drafting: NDArray[np.int32]
+    drafted: NDArray[np.int32]
+    accepted: NDArray[np.int32]
+    graph_mode: NDArray[np.int8]
+    kind: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One server's cycles over a window; `partial` says that the file ends before the recording did."""
+
+    header: Header
+    cycles: Cycles
+    spans: Spans
+    partial: bool = False
+
+    def durations(self, name: str, track: Track = Track.HOST) -> NDArray[np.float64]:
+        """Nanoseconds spent in `name` per cycle, shape [cycles]; NaN where the cycle has no such span."""
+        at = (self.spans.name == SPAN_ID[name]) & (self.spans.track == track)
+        cycle = self.spans.cycle[at]
+        length = (self.spans.end - self.spans.start)[at].astype(np.float64)
+        total = np.bincount(cycle, weights=length, minlength=len(self.cycles))
+        count = np.bincount(cycle, minlength=len(self.cycles))
+        return np.where(count > 0, total, np.nan)
+
+    def calls(self, name: str, track: Track = Track.HOST) -> NDArray[np.int64]:
+        """How often each cycle entered `name`, shape [cycles]."""
+        at = (self.spans.name == SPAN_ID[name]) & (self.spans.track == track)
+        return np.bincount(self.spans.cycle[at], minlength=len(self.cycles)).astype(np.int64)
+
+    def of_kind(self, kind: Kind = Kind.STEADY) -> Recording:
+        """The same recording with only the cycles of `kind` and their spans."""
+        chosen = self.cycles.kind == kind
+        number = np.cumsum(chosen) - 1
+        kept = chosen[self.spans.cycle]
+        spans = {name: column[kept] for name, column in vars(self.spans).items()}
+        spans["cycle"] = number[spans["cycle"]]
+        cycles = {name: column[chosen] for name, column in vars(self.cycles).items()}
+        return replace(self, cycles=Cycles(**cycles), spans=Spans(**spans))
+
+    def save(self, path: Path) -> None:
+        """Write the recording; an existing file is replaced only once the new one is whole."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                for frame in self._frames():
+                    file.write(encode(frame))
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise SpantraceError(f"cannot write {path}: {error.strerror}") from error
+
+    def _frames(self) -> Iterator[Frame]:
+        yield {"type": MAGIC, "schema": SCHEMA, "header": self.header}
+        for table in (self.cycles, self.spans):
+            for name, column in vars(table).items():
+                columns = column.reshape(len(column), -1).astype(np.int64)
+                yield {"type": "column", "table": type(table).__name__, "name": name, **pack_rows(columns)}
+        yield {"type": "partial" if self.partial else "end"}
+
+    @staticmethod
+    def load(path: Path) -> Recording:
+        """Read a recording, or the journal of one that is still running or was cut short (then it is `partial`).
+
+        Raises SpantraceError where the file cannot be read or is not a recording.
+        """
+        try:
+            with path.open("rb") as file:
+                return _assemble(list(read_frames(file)))
+        except OSError as error:
+            raise SpantraceError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise SpantraceError(f"{path} is not a spantrace recording, or is damaged ({error})") from error
+        except SpantraceError as error:
+            raise SpantraceError(f"{path}: {error}", error.exit_code) from error
+
+
+def _assemble(frames: list[Frame]) -> Recording:
+    if not frames or frames[0].get("type") != MAGIC:
+        raise ValueError("its first bytes are not a recording's")
+    if frames[0]["schema"] > SCHEMA:
+        raise SpantraceError(f"written by a newer spantrace (schema {frames[0]['schema']}); upgrade to read it")
+    header = frames[0]["header"]
+    whole = frames[-1]["type"] == "end"
+    if "journal" in header:
+        from spantrace.joining import join
+        from spantrace.journal import complete_header
+
+        return join(complete_header(header, frames), frames, partial=not whole)
+    tables: dict[str, dict[str, NDArray[np.int64]]] = {"Cycles": {}, "Spans": {}}
+    for frame in frames:
+        if frame["type"] == "column":
+            tables[frame["table"]][frame["name"]] = unpack_rows(frame)
+    return Recording(header, _table(Cycles, tables["Cycles"]), _table(Spans, tables["Spans"]), partial=not whole)
+
+
+def _table(kind: Any, columns: dict[str, NDArray[np.int64]]) -> Any:
+    """A table of int columns narrowed to the types that its class declares."""
+    narrowed = {}
+    for name, annotation in kind.__annotations__.items():
+        column = columns[name].astype(annotation.split("np.")[1].rstrip("]"))
+        narrowed[name] = column if name in ("drafted", "accepted") else column[:, 0]
+    if len({len(column) for column in narrowed.values()}) > 1:
+        raise ValueError("its columns differ in length")
+    return kind(**narrowed)

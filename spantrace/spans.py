@@ -1,0 +1,63 @@
+"""The closed list of span names of one speculative-decode cycle, and what a cycle can be.
+
+A span name's place in `SPAN_NAMES` is its id in recordings: append, never reorder. Which method of which vLLM
+runner each name wraps is tabled in `spantrace.vllm_adapter.hooks`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+PARENT: dict[str, str | None] = {
+    "cycle": None,
+    "schedule": "cycle",
+    "target.input_prep": "cycle",
+    "target.metadata": "cycle",
+    "target.metadata.attention": "target.metadata",
+    "target.metadata.mamba": "target.metadata",
+    "target.metadata.gdn": "target.metadata",
+    "target.forward": "cycle",
+    "sample": "cycle",
+    "postprocess": "cycle",
+    "draft.propose": "cycle",
+    "draft.input_prep": "draft.propose",
+    "draft.context_kv": "draft.propose",
+    "draft.metadata": "draft.propose",
+    "draft.forward": "draft.propose",
+    "output.wait": "cycle",
+    "output.update": "cycle",
+    "output.emit": "cycle",
+}
+SPAN_NAMES: tuple[str, ...] = tuple(PARENT)
+SPAN_ID: dict[str, int] = {name: index for index, name in enumerate(SPAN_NAMES)}
+WAITS: frozenset[str] = frozenset({"output.wait"})
+"""Spans in which the host does nothing but wait for the GPU or for another process."""
+
+
+class Track(IntEnum):
+    """The clock a span was timed on: the host's, or the GPU stream's."""
+
+    HOST = 0
+    GPU = 1
+
+
+class Kind(IntEnum):
+    """What a cycle did; statistics are of `STEADY` cycles unless a caller asks otherwise."""
+
+    STEADY = 0
+    PREFILL = 1
+    MIXED = 2
+    DRAFT_SKIPPED = 3
+    AFTER_IDLE = 4
+    EMPTY = 5
+    GHOST = 6
+    WARMUP = 7
+
+
+class GraphMode(IntEnum):
+    """How the target pass was launched: by which kind of CUDA graph, if any."""
+
+    UNKNOWN = 0
+    NONE = 1
+    PIECEWISE = 2
+    FULL = 3

@@ -1,0 +1,149 @@
+"""The GPU clock shares marks, keeps to its budget, never waits, and survives a failing event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spantrace.gpu_clock import BUDGET, SHARE_NS, GpuClock
+
+
+class Device:
+    """A GPU whose events pass `lag` ms after they are recorded, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000
+        self.lag_ms = 0.5
+        self.passed_ms = 0.0
+        self.lookups = 0
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def stream(self) -> str:
+        self.lookups += 1
+        return "stream"
+
+    def event(self) -> Any:
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ms: float | None = None
+
+    def record(self, stream: str) -> None:
+        assert stream == "stream"
+        self.at_ms = self.device.now_ns / 1e6 + self.device.lag_ms
+
+    def query(self) -> bool:
+        return self.at_ms is not None and self.at_ms <= self.device.now_ns / 1e6
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query()
+        assert other.query()
+        assert self.at_ms is not None
+        assert other.at_ms is not None
+        return float(np.float32(other.at_ms - self.at_ms))
+
+
+def span(clock: GpuClock, device: Device, length_ns: int, row: int = 1) -> None:
+    start = device.now_ns
+    first = clock.mark(-1)
+    device.now_ns += length_ns
+    clock.marked(row, start, first, clock.mark(first))
+
+
+def read_all(clock: GpuClock) -> list[tuple[int, ...]]:
+    while clock.resolve():
+        pass
+    return list(clock.spans())
+
+
+def test_a_span_has_its_length_and_its_host_start() -> None:
+    device = Device()
+    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    start = device.now_ns
+    span(clock, device, 2_000_000)
+    assert read_all(clock) == []
+    device.now_ns += 10_000_000
+    ((row, host_start, host_mark, gpu_start, gpu_end),) = read_all(clock)
+    assert (row, host_start, host_mark) == (1, start, start)
+    assert gpu_end - gpu_start == 2_000_000
+    assert device.lookups == 1
+
+
+def test_adjacent_spans_share_an_event_and_distant_ones_do_not() -> None:
+    device = Device()
+    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    span(clock, device, 1_000_000)
+    device.now_ns += SHARE_NS - 1
+    span(clock, device, 1_000_000)
+    assert clock.unread() == 3
+    device.now_ns += SHARE_NS + 1
+    span(clock, device, 1_000_000)
+    assert clock.unread() == 5
+
+
+def test_a_short_span_does_not_share_its_own_start() -> None:
+    device = Device()
+    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    span(clock, device, 100)
+    device.now_ns += 10_000_000
+    ((_, _, _, start, end),) = read_all(clock)
+    assert end - start == 100
+
+
+def test_the_budget_of_a_cycle_is_kept_and_what_is_left_out_is_counted() -> None:
+    device = Device()
+    clock = GpuClock(device.event, device.stream, size=64, clock=device.clock)
+    for _ in range(BUDGET):
+        span(clock, device, 1_000_000)
+        device.now_ns += 1_000_000
+    assert clock.unread() == BUDGET
+    assert clock.skipped == BUDGET
+    clock.new_cycle()
+    span(clock, device, 1_000_000)
+    assert clock.unread() == BUDGET + 2
+
+
+def test_a_full_pool_skips_instead_of_waiting() -> None:
+    device = Device()
+    device.lag_ms = 1e9
+    clock = GpuClock(device.event, device.stream, size=8, clock=device.clock)
+    for _ in range(10):
+        clock.new_cycle()
+        span(clock, device, 1_000_000)
+        device.now_ns += 1_000_000
+    assert clock.unread() == 8
+    assert clock.skipped > 0
+    assert clock.resolve() == 0
+
+
+def test_long_recordings_are_reanchored_and_keep_their_precision() -> None:
+    device = Device()
+    clock = GpuClock(device.event, device.stream, size=32, clock=device.clock)
+    lengths = []
+    for _ in range(400):
+        clock.new_cycle()
+        span(clock, device, 1_234_567)
+        device.now_ns += 500_000_000
+        lengths += [end - start for _, _, _, start, end in read_all(clock)]
+    assert len(lengths) == 400
+    assert max(abs(length - 1_234_567) for length in lengths) < 1_000
+
+
+def test_a_failing_event_is_counted_and_never_raised() -> None:
+    device = Device()
+
+    class Broken(Event):
+        def record(self, stream: str) -> None:
+            raise RuntimeError("no device")
+
+    clock = GpuClock(lambda: Broken(device), device.stream, size=8, clock=device.clock)
+    span(clock, device, 1_000_000)
+    assert clock.errors == 1
+    assert "no device" in clock.first_error
+    assert read_all(clock) == []

@@ -1,0 +1,135 @@
+"""Patches are all-or-nothing and give back the very objects."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spantrace.patching import Patch, PatchSet, plan
+
+
+def loud(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        return "loud", function(*arguments)
+
+    return wrapper
+
+
+class Base:
+    def inherited(self) -> str:
+        return "base"
+
+
+class Owner(Base):
+    def method(self) -> str:
+        return "method"
+
+    @staticmethod
+    def static() -> str:
+        return "static"
+
+    @classmethod
+    def klass(cls) -> str:
+        return cls.__name__
+
+    value = 3
+
+
+def test_every_kind_of_attribute_is_replaced_and_given_back() -> None:
+    before = dict(vars(Owner))
+    patches = PatchSet()
+    for name in ("method", "static", "klass", "inherited"):
+        patches.add(plan(Owner, name, loud))
+    patches.install()
+    owner = Owner()
+    assert owner.method() == ("loud", "method")
+    assert Owner.static() == owner.static() == ("loud", "static")
+    assert Owner.klass() == ("loud", "Owner")
+    assert owner.inherited() == ("loud", "base")
+    assert Base().inherited() == "base"
+    patches.revert()
+    after = dict(vars(Owner))
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    assert patches.conflicts == []
+
+
+def test_a_module_global_is_replaced_in_that_module_only() -> None:
+    consumer, source = types.ModuleType("consumer"), types.ModuleType("source")
+    consumer.f = source.f = lambda: 1  # type: ignore[attr-defined]
+    patches = PatchSet()
+    patches.add(plan(consumer, "f", loud))
+    patches.install()
+    assert consumer.f() == ("loud", 1)
+    assert source.f() == 1
+    patches.revert()
+    assert consumer.f is source.f
+
+
+@pytest.mark.parametrize(("name", "error"), [("absent", AttributeError), ("value", TypeError)])
+def test_what_is_no_function_is_refused(name: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=name):
+        plan(Owner, name, loud)
+
+
+class Sealed(type):
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise RuntimeError("sealed")
+
+
+class Closed(metaclass=Sealed):
+    def method(self) -> str:
+        return "closed"
+
+
+def test_one_failure_takes_back_what_was_installed() -> None:
+    original = vars(Owner)["method"]
+    patches = PatchSet()
+    patches.add(plan(Owner, "method", loud))
+    patches.add(plan(Closed, "method", loud))
+    with pytest.raises(RuntimeError, match="sealed"):
+        patches.install()
+    assert vars(Owner)["method"] is original
+
+
+def test_somebody_elses_patch_on_top_is_left_and_named() -> None:
+    original = vars(Owner)["method"]
+    patches = PatchSet()
+    patches.add(plan(Owner, "method", loud))
+    patches.install()
+    theirs = loud(vars(Owner)["method"])
+    Owner.method = theirs  # type: ignore[method-assign]
+    patches.revert()
+    try:
+        assert vars(Owner)["method"] is theirs
+        assert patches.conflicts == ["Owner.method"]
+    finally:
+        Owner.method = original  # type: ignore[method-assign]
+
+
+def test_a_patch_added_to_a_set_in_force_is_installed_at_once() -> None:
+    patches = PatchSet()
+    patches.add(plan(Owner, "method", loud))
+    patches.install()
+    patches.add(plan(Owner, "static", loud))
+    assert Owner.static() == ("loud", "static")
+    patches.revert()
+    assert Owner.static() == "static"
+
+
+def test_an_instance_attribute_can_be_patched() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.event = "original"  # type: ignore[attr-defined]
+    patch = Patch(thing, "event", "original", "proxy")
+    patch.install()
+    assert thing.event == "proxy"  # type: ignore[attr-defined]
+    assert patch.revert()
+    assert thing.event == "original"  # type: ignore[attr-defined]

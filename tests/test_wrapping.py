@@ -1,0 +1,140 @@
+"""A wrapper has its function's signature, calls it alike, and writes one row whatever happens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spantrace.recorder import Recorder, Site
+from spantrace.wrapping import LANE_SHIFT
+
+
+def plain(a: int, b: int = 2) -> tuple[Any, ...]:
+    return a, b
+
+
+def positional_only(a: int, b: int = 5, /, c: int = 6) -> tuple[Any, ...]:
+    return a, b, c
+
+
+def keyword_only(a: int, *, start: int, row: object = None, clock: list[int] = []) -> tuple[Any, ...]:  # noqa: B006
+    return a, start, row, clock
+
+
+def starred(a: int, *rest: int, flag: bool = False, **named: int) -> tuple[Any, ...]:
+    return a, rest, flag, named
+
+
+CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
+    (plain, (1,), {}),
+    (plain, (1, 3), {}),
+    (plain, (), {"b": 4, "a": 1}),
+    (positional_only, (1,), {"c": 9}),
+    (positional_only, (1, 2, 3), {}),
+    (keyword_only, (1,), {"start": 7}),
+    (keyword_only, (), {"a": 1, "start": 7, "row": "x"}),
+    (starred, (1, 2, 3), {"flag": True, "other": 4}),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "named"), CALLS)
+def test_a_wrapper_calls_like_its_function(
+    function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    recorder = Recorder()
+    wrapper = recorder.wrap(function, Site("sample", 3))
+    assert inspect.signature(wrapper) == inspect.signature(function)
+    assert wrapper(*arguments, **named) == function(*arguments, **named)
+    ((number, row, start, end),) = recorder.rows.drain()
+    assert (number, row) == (0, 3)
+    assert 0 < start <= end
+
+
+def test_the_generated_wrapper_is_exact_not_generic() -> None:
+    code = Recorder().wrap(plain, Site("sample", 0)).__code__
+    assert code.co_varnames[:2] == ("a", "b")
+    assert not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+
+
+def test_a_default_stays_the_very_object() -> None:
+    wrapper = Recorder().wrap(keyword_only, Site("sample", 0))
+    assert wrapper(1, start=2)[3] is keyword_only.__kwdefaults__["clock"]
+
+
+def test_wrong_arguments_raise_as_before() -> None:
+    with pytest.raises(TypeError, match="plain"):
+        Recorder().wrap(plain, Site("sample", 0))(1, 2, 3)
+
+
+def test_an_exception_passes_and_its_row_is_written() -> None:
+    def fails() -> None:
+        raise KeyError("mine")
+
+    recorder = Recorder()
+    with pytest.raises(KeyError, match="mine"):
+        recorder.wrap(fails, Site("sample", 0))()
+    assert len(recorder.rows.drain()) == 1
+
+
+def test_probes_see_arguments_result_and_start() -> None:
+    seen: list[tuple[Any, ...]] = []
+    site = Site("sample", 0, before=lambda *a: seen.append(a), after=lambda *a: seen.append(a))
+    recorder = Recorder()
+    assert recorder.wrap(plain, site)(1) == (1, 2)
+    ((_, _, start, _),) = recorder.rows.drain()
+    assert seen == [(1, 2), (start, (1, 2), 1, 2)]
+
+
+def test_a_probe_that_raises_is_counted_once_and_switched_off() -> None:
+    calls: list[int] = []
+
+    def bad(*_: Any) -> None:
+        calls.append(1)
+        raise ValueError("probe")
+
+    recorder = Recorder()
+    wrapper = recorder.wrap(plain, Site("sample", 0, before=bad))
+    assert [wrapper(1), wrapper(2)] == [(1, 2), (2, 2)]
+    assert len(calls) == 1
+    assert (recorder.errors, recorder.first_error) == (1, "ValueError: probe")
+    assert len(recorder.rows.drain()) == 2
+
+
+def test_a_threaded_site_notes_the_lane() -> None:
+    recorder = Recorder()
+    recorder.wrap(plain, Site("sample", 5, threaded=True))(1)
+    ((_, row, _, _),) = recorder.rows.drain()
+    assert (row & 0xFFFF, row >> LANE_SHIFT) == (5, 1)
+    assert recorder.health()["threads"] == {"1": "MainThread"}
+
+
+def test_a_site_without_a_row_only_probes() -> None:
+    seen: list[Any] = []
+    recorder = Recorder()
+    assert recorder.wrap(plain, Site("x", None, after=lambda *a: seen.append(a)))(1) == (1, 2)
+    assert not recorder.rows.drain()
+    assert len(seen) == 1
+
+
+def test_a_blocked_wrapper_writes_into_its_own_recording_only() -> None:
+    import threading
+
+    entered, go = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        entered.set()
+        assert go.wait(10)
+
+    first, second = Recorder(), Recorder()
+    thread = threading.Thread(target=first.wrap(blocks, Site("cycle", 0)))
+    thread.start()
+    assert entered.wait(10)
+    first.rows.drain()
+    second.wrap(plain, Site("sample", 0))(1)
+    go.set()
+    thread.join(10)
+    assert len(second.rows.drain()) == 1
+    assert len(first.rows.drain()) == 1
