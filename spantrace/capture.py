@@ -32,10 +32,10 @@ class Until:
 
 
 class Capture:
-    """One recording of the processes `pids`, the engine last; `progress` is told the decode cycles so far."""
+    """One recording of `members`, each pid with its role, the engine last."""
 
-    def __init__(self, directory: Path, pids: list[int], journal: Journal, options: Frame) -> None:
-        self._directory, self._pids, self._journal, self._options = directory, pids, journal, options
+    def __init__(self, directory: Path, members: dict[int, str], journal: Journal, options: Frame) -> None:
+        self._directory, self._members, self._journal, self._options = directory, members, journal, options
         self._connections: list[Connection] = []
         self._stopped: set[int] = set()
         self.cycles = 0
@@ -44,14 +44,14 @@ class Capture:
     def __enter__(self) -> Capture:
         """Start every process's recording, the engine's last; none stays on when one refuses."""
         try:
-            for index, pid in enumerate(self._pids):
+            for index, (pid, role) in enumerate(self._members.items()):
                 connection = connect(self._directory, pid)
                 self._connections.append(connection)
                 connection.send({"type": "record", **self._options})
-                self._await_armed(index, pid, connection)
+                self._await_armed(index, pid, role, connection)
         except (OSError, EOFError, ValueError) as error:
             self.close()
-            raise SpantraceError(f"process {self._pids[len(self._connections) - 1]} broke off: {error}") from error
+            raise SpantraceError(f"process {pid} broke off: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -94,13 +94,13 @@ class Capture:
         for connection in self._connections:
             connection.close()
 
-    def _await_armed(self, index: int, pid: int, connection: Connection) -> None:
+    def _await_armed(self, index: int, pid: int, role: str, connection: Connection) -> None:
         answer = connection.receive(ARM_TIMEOUT_S)
         if answer is None:
             raise SpantraceError(f"process {pid} did not start recording within {ARM_TIMEOUT_S:g} s")
         if answer.get("type") != "armed":
             raise SpantraceError(f"process {pid}: {answer.get('why', 'it refused to record')}")
-        about = {"pid": pid, "sites": answer["sites"], "missing": answer["missing"]}
+        about = {"pid": pid, "role": role, "missing": answer["missing"]}
         self._keep(index, {"type": "armed", "about": about, "calibration": answer["calibration"]})
 
     def _done(self, until: Until, started: float) -> bool:

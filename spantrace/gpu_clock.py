@@ -38,6 +38,7 @@ class GpuClock:
         self._anchor_ms = 0.0
         self._marks = self._read = 0
         self._left = BUDGET
+        self._cycle_began = 0
         self._last_ns = 0
         self._spans: deque[tuple[int, int, int, int]] = deque()
         self.skipped = 0
@@ -47,6 +48,15 @@ class GpuClock:
     def new_cycle(self) -> None:
         """Grant the next cycle its budget of event records."""
         self._left = BUDGET
+        self._cycle_began = self._marks
+
+    def open(self) -> int:
+        """The mark at which a span begins: one of its own, or the last one where that is recent."""
+        return self.mark(-1)
+
+    def follow(self) -> int:
+        """The mark at which a span begins that directly follows the last one of its cycle on the stream."""
+        return self._marks - 1 if self._marks > self._cycle_began else self.mark(-1)
 
     def mark(self, unlike: int) -> int:
         """Record an event now, or share the last one unless that is mark `unlike`; -1 where there is no room."""

@@ -241,7 +241,9 @@ def _spans(
         for lane in np.unique(rows.lane).tolist():
             here = rows.lane == lane
             parts.append(_part(rows.name[here], Track.HOST, len(lanes), cycle[here], rows.start[here], rows.end[here]))
-            lanes.append({"process": index, "thread": threads.get(str(lane), "main" if lane == 0 else f"thread {lane}")})
+            lanes.append(
+                {"process": index, "thread": threads.get(str(lane), "main" if lane == 0 else f"thread {lane}")}
+            )
         if len(processes[index].gpu):
             parts.append(_gpu_part(processes[index].gpu, rows, cycle, len(lanes)))
             lanes.append({"process": index, "thread": "GPU stream"})
@@ -297,9 +299,9 @@ def _offset(host: Ints, gpu: Ints, block_ns: int = 1_000_000_000) -> Ints:
     """
     if not len(host):
         return host
-    block = (host - host[0]) // block_ns
-    blocks = np.unique(block)
-    largest = np.array([(host - gpu)[block == b].max() for b in blocks], dtype=np.float64)
+    blocks, first = np.unique((host - host[0]) // block_ns, return_index=True)
+    largest = np.maximum.reduceat(host - gpu, first)
     centre = host[0] + (blocks + 0.5) * block_ns
-    base = largest[0]
-    return (np.int64(base) + np.rint(np.interp(host, centre, largest - base)).astype(np.int64))
+    drift = np.interp(host, centre, (largest - largest[0]).astype(np.float64))
+    offset: Ints = largest[0] + np.rint(drift).astype(np.int64)
+    return offset

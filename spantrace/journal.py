@@ -66,13 +66,14 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
     for frame in frames:
         index = frame.get("process", -1)
         if frame["type"] == "armed":
-            processes[index] = {"lost": 0, "hook_errors": 0, "first_error": "", **frame["about"]}
+            processes[index] = {"lost": 0, "hook_errors": 0, "first_error": "", "sites": [], **frame["about"]}
             full["calibration"] = {**full.get("calibration", {}), **frame["calibration"]}
         elif frame["type"] == "described":
-            full["server"] = {**frame["server"], **full["server"]}
-            full["gpu"] = frame["gpu"] or full.get("gpu")
+            known = {key: value for key, value in frame["server"].items() if value is not None}
+            full["server"] = {**frame["server"], **full["server"], **known}
+            full["gpu"] = {**(full.get("gpu") or {}), **frame["gpu"]} if frame["gpu"] else full.get("gpu")
         elif frame["type"] in ("health", "stopped"):
-            processes[index].update(frame["health"])
+            processes[index].update(frame["health"], sites=frame["sites"])
             processes[index]["stopped"] = frame["type"] == "stopped"
     full["processes"] = [processes[index] for index in sorted(processes)]
     return full

@@ -18,7 +18,8 @@ from spantrace.gpu_clock import GpuClock
 from spantrace.ring import Ring, as_array
 from spantrace.wrapping import LANE_SHIFT, Function, Wiring, wrap
 
-Fact = tuple[Any, ...]
+_MAIN = threading.main_thread().ident
+"""The thread that runs an engine's or a worker's loop; its lane is 0."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Site:
     name: str
     row: int | None
     gpu: bool = False
+    follows: bool = False
     threaded: bool = False
     before: Function | None = None
     after: Function | None = None
@@ -56,6 +58,7 @@ class Recorder:
             clock=time.perf_counter_ns,
             before=site.before and self.guard(site.before),
             after=site.after and self.guard(site.after),
+            open=timed and (timed.follow if site.follows else timed.open),
             mark=timed and timed.mark,
             marked=timed and timed.marked,
             push=push,
@@ -110,7 +113,10 @@ class Recorder:
         }
 
     def _lane(self) -> int:
-        return self._lanes.setdefault(threading.get_ident(), len(self._lanes) + 1) << LANE_SHIFT
+        ident = threading.get_ident()
+        if ident == _MAIN:
+            return 0
+        return self._lanes.setdefault(ident, len(self._lanes) + 1) << LANE_SHIFT
 
     def _thread_names(self) -> Iterator[tuple[int, str]]:
         names = {thread.ident: thread.name for thread in threading.enumerate()}

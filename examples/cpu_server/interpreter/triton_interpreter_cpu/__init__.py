@@ -1,0 +1,1 @@
+"""A Triton backend without a compiler: vLLM finds Triton, and TRITON_INTERPRET=1 runs its kernels in Python."""

@@ -1,0 +1,249 @@
+"""Record 1000 steady cycles of live vLLM servers, and measure what recording costs their inter-token latency.
+
+Starts every server of the chosen set side by side, then for each in turn, with one stream of greedy requests on it:
+records 1000 steady cycles through the command line, then alternates windows that are recorded (B) and not (A) in
+the order ABBA and compares the mean time between two chunks of the stream, which is one decode cycle.
+
+    python measure.py --set 0.33.0 --models MODELS --out RESULTS
+
+MODELS holds nemotron-h-30b-a3b and nemotron-h-30b-a3b-dflash: configurations and tokenizer, dummy weights.
+Writes NAME.spantrace, NAME.json and summary.md into RESULTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+CYCLES = 1000
+WARMUP = 50
+READY_S = 420
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One server: its name in the tables, its environment, and its own arguments."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+SYNC = ("--no-async-scheduling",)
+SETS = {
+    "0.33.0": [Setup("v0.33.0-V2-async", V2), Setup("v0.33.0-V2-sync", V2, SYNC)],
+    "0.26.0-async": [Setup("v0.26.0-V2-async", V2), Setup("v0.26.0-V1-async", V1)],
+    "0.26.0-sync": [Setup("v0.26.0-V2-sync", V2, SYNC), Setup("v0.26.0-V1-sync", V1, SYNC)],
+}
+
+
+class Stream(threading.Thread):
+    """Keeps one greedy streaming request on the server and notes when each chunk arrived (ns)."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.port, self.tokens = port, tokens
+        self.requests: list[list[int]] = []
+        self.errors: list[str] = []
+        self.going = True
+
+    def run(self) -> None:
+        number = 0
+        while self.going:
+            number += 1
+            try:
+                self._request(number)
+            except (OSError, http.client.HTTPException) as error:
+                self.errors.append(repr(error))
+                time.sleep(0.2)
+
+    def _request(self, number: int) -> None:
+        body = {"model": "m", "prompt": [10 + (number * 7 + i) % 900 for i in range(256)], "max_tokens": self.tokens,
+                "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise http.client.HTTPException(response.read(500).decode())
+        arrivals: list[int] = []
+        self.requests.append(arrivals)
+        for line in response:
+            if line.startswith(b"data: {"):
+                arrivals.append(time.perf_counter_ns())
+            if not self.going:
+                break
+        connection.close()
+
+    def gap_ms(self, begin: int, end: int) -> float:
+        """Mean time between two chunks of one request within a window, in ms; NaN without two chunks."""
+        total = count = 0
+        for arrivals in list(self.requests):
+            inside = [at for at in arrivals[1:] if begin <= at <= end]
+            if len(inside) > 1:
+                total += inside[-1] - inside[0]
+                count += len(inside) - 1
+        return total / count / 1e6 if count else float("nan")
+
+
+def serve(setup: Setup, port: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Start `vllm serve` on the dummy NemotronH with its DFlash drafter, in the vLLM seed's geometry."""
+    model = options.models / options.model
+    speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
+                   "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
+    if not options.cpu:
+        speculative["attention_backend"] = "TRITON_ATTN"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m",
+               "--host", "127.0.0.1", "--port", str(port), "--speculative-config", json.dumps(speculative)]  # fmt: skip
+    if options.cpu:
+        command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]
+    else:
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 9, 12]}
+        command += ["--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4",
+                    "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.45", "--kv-cache-memory-bytes", str(3 << 30),
+                    "--attention-config", '{"backend":"FLASH_ATTN"}', "--compilation-config", json.dumps(graphs),
+                    *setup.arguments]  # fmt: skip
+    environment = {**os.environ, **({} if options.cpu else setup.environment)}
+    log = (options.out / f"{setup.name}.log").open("wb")
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_ready(server: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
+    """Wait for /health; False when the server died or the deadline passed."""
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+        except OSError:
+            time.sleep(1)
+        else:
+            return True
+    return False
+
+
+def record(port: int, path: Path, *how: str) -> subprocess.Popen[str]:
+    """Start `spantrace record`."""
+    command = [sys.executable, "-m", "spantrace.cli.main", "record", f":{port}", "-o", str(path), "--force", *how]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def window(stream: Stream, port: int, seconds: float, scratch: Path | None) -> float:
+    """The mean gap between chunks over one window, recorded into `scratch` or, where that is None, not."""
+    recorder = record(port, scratch, "--seconds", str(seconds + 1.0)) if scratch else None
+    if recorder and scratch:
+        part = scratch.with_name(scratch.name + ".part")
+        deadline = time.monotonic() + 10
+        while not (part.exists() and part.stat().st_size > 2000) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    begin = time.perf_counter_ns()
+    time.sleep(seconds)
+    end = time.perf_counter_ns()
+    if recorder:
+        _, text = recorder.communicate(timeout=60)
+        if recorder.returncode:
+            raise RuntimeError(text)
+    return stream.gap_ms(begin, end)
+
+
+def overhead(stream: Stream, port: int, rounds: int, seconds: float, scratch: Path) -> dict[str, object]:
+    """Windows in the order ABBA; the relative cost of B with a 95% interval over the pairs."""
+    pairs: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        first = window(stream, port, seconds, None), window(stream, port, seconds, scratch)
+        second_b, second_a = window(stream, port, seconds, scratch), window(stream, port, seconds, None)
+        pairs += [first, (second_a, second_b)]
+    bare, recorded = np.array(pairs).T
+    change = (recorded / bare - 1) * 100
+    half = stats.t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / np.sqrt(len(change))
+    swaps = (bare[1::2] / bare[0::2] - 1) * 100
+    return {
+        "bare_ms": float(np.median(bare)),
+        "recorded_ms": float(np.median(recorded)),
+        "change_percent": float(change.mean()),
+        "interval_percent": [float(change.mean() - half), float(change.mean() + half)],
+        "a_to_a_percent": float(np.abs(swaps).mean()),
+        "pairs": pairs,
+    }
+
+
+def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, object]:
+    """Everything that is measured on one server."""
+    stream = Stream(port, options.tokens)
+    stream.start()
+    time.sleep(options.settle)
+    recording = options.out / f"{setup.name}.spantrace"
+    outcome = record(port, recording, "--cycles", str(options.cycles), "--warmup", str(WARMUP))
+    _, text = outcome.communicate(timeout=120)
+    print(text, flush=True)
+    result: dict[str, object] = {"name": setup.name, "record": text.strip(), "exit": outcome.returncode}
+    if outcome.returncode == 0:
+        scratch = options.out / "window.spantrace"
+        result |= overhead(stream, port, options.rounds, options.window, scratch)
+        scratch.unlink(missing_ok=True)
+    stream.going = False
+    result["stream_errors"] = stream.errors[:3]
+    (options.out / f"{setup.name}.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def main() -> None:
+    """Run one set and write its summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=sorted(SETS), required=True)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--model", default="nemotron-h-30b-a3b")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cycles", type=int, default=CYCLES)
+    parser.add_argument("--tokens", type=int, default=8000, help="tokens of one request")
+    parser.add_argument("--rounds", type=int, default=8, help="ABBA rounds: four windows each")
+    parser.add_argument("--window", type=float, default=2.0, help="seconds of one window")
+    parser.add_argument("--settle", type=float, default=6.0, help="seconds of load before the first recording")
+    parser.add_argument("--cpu", action="store_true", help="a CPU build of vLLM: arguments that it understands")
+    parser.add_argument("--only", type=int, help="only the first N servers of the set")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    setups = SETS[options.set][: options.only]
+    servers = [serve(setup, 8100 + index, options) for index, setup in enumerate(setups)]
+    deadline = time.monotonic() + READY_S
+    lines = [
+        "| server | cycle ms, not recorded | recorded | change | 95% interval | A to A |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    try:
+        for index, (setup, server) in enumerate(zip(setups, servers, strict=True)):
+            if not wait_ready(server, 8100 + index, deadline):
+                lines.append(f"| {setup.name} | did not start: see its log | | | | |")
+                continue
+            print(f"{setup.name} is up at {time.strftime('%H:%M:%S')}", flush=True)
+            try:
+                r = study(setup, 8100 + index, options)
+            except (RuntimeError, subprocess.SubprocessError, OSError) as error:
+                lines.append(f"| {setup.name} | failed: {error} | | | | |")
+                continue
+            if "bare_ms" in r:
+                low, high = r["interval_percent"]  # type: ignore[misc]
+                lines.append(
+                    f"| {setup.name} | {r['bare_ms']:.3f} | {r['recorded_ms']:.3f} | {r['change_percent']:+.2f}% "
+                    f"| {low:+.2f} .. {high:+.2f}% | {r['a_to_a_percent']:.2f}% |"
+                )
+    finally:
+        for server in servers:
+            os.killpg(server.pid, signal.SIGTERM)
+        (options.out / "summary.md").write_text("\n".join(lines) + "\n")
+        print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()

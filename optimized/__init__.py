@@ -1,0 +1,1 @@
+"""What can be switched on in a vLLM server or in the built-in cycle: one folder per optimization."""

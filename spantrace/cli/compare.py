@@ -1,0 +1,187 @@
+"""`spantrace compare`: two recordings' span tables side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from analyzers.compare import Comparison, SpanDelta
+    from spantrace.recording import Recording
+    from spantrace.tables import Cell, Document, Fact, Headline, Row, Table
+
+_LONGEST_NAME = 12
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--vary", default="", help="Configuration keys that are the treatment, such as drafter,vllm.")
+@click.option("--force", is_flag=True, help="Compare in spite of other differing keys.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "json", "csv"]), default="table", show_default=True
+)
+def command(a: str, b: str, vary: str, force: bool, form: str) -> None:
+    """Set recording B beside recording A: medians, delta, 95% interval and p of every span.
+
+    A and B are files, or directories of the .spantrace files of several runs each.
+    """
+    from pathlib import Path
+
+    from analyzers.compare import compare
+    from spantrace.cli.wording import warn
+    from spantrace.recording import Recording
+    from spantrace.tables import Format, emit
+
+    names = _names(Path(a).stem, Path(b).stem)
+    sides = [[Recording.load(path) for path in _files(Path(side))] for side in (a, b)]
+    keys = [key.strip() for key in vary.split(",") if key.strip()]
+    found = compare(sides[0], sides[1], keys, force=force)
+    document = comparison_document(found, sides, names, (Path(a).stem, Path(b).stem))
+    warn(document, Format(form))
+    emit(document, Format(form))
+
+
+def _files(path: Path) -> list[Path]:
+    from spantrace.errors import SpantraceError
+
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.spantrace"))
+    if not found:
+        raise SpantraceError(f"{path} holds no .spantrace file; name a recording, or a directory of some")
+    return found
+
+
+def _names(a: str, b: str) -> tuple[str, str]:
+    """What the columns are called: the files' stems where they are short and differ, else A and B."""
+    return (a, b) if a != b and max(len(a), len(b)) <= _LONGEST_NAME else ("A", "B")
+
+
+def comparison_document(
+    found: Comparison, sides: list[list[Recording]], names: tuple[str, str], files: tuple[str, str]
+) -> Document:
+    """The comparison as people read it; `files` is what `names` stand for."""
+    from analyzers.trust import trust
+    from spantrace.cli.wording import DOUBT_STYLES
+    from spantrace.tables import Document, Fact
+
+    labels = [file if file == name else f"{name} = {file}" for name, file in zip(names, files, strict=True)]
+    counts = f"{found.cycles[0]:,} + {found.cycles[1]:,} steady cycles, {found.runs[0]} + {found.runs[1]} runs"
+    heading = ((" -> ".join(labels), f"treatment: {_treatment(found, sides)}"), (counts,))
+    doubts = [
+        Fact(f"doubt of {name}", (doubt.text,), DOUBT_STYLES[doubt.refuse])
+        for name, side in zip(names, sides, strict=True)
+        for run in side
+        for doubt in trust(run).doubts
+    ]
+    data = {"a": files[0], "b": files[1], "unit": found.unit, "runs": found.runs, "cycles": found.cycles}
+    return Document(
+        "compare",
+        heading,
+        _headline(found, names),
+        _table(found, names),
+        (*_notes(found), *doubts),
+        {**data, "differences": found.differences, "rows": found.rows},
+    )
+
+
+def _treatment(found: Comparison, sides: list[list[Recording]]) -> str:
+    """What distinguishes B: optimizations with their counts, and differing configuration keys."""
+    applied = [{one.get("id"): one for one in side[0].header.get("optimizations") or []} for side in sides]
+    parts = [
+        f"{'+' if sign else '-'}{name} ({one.get('hits') or 0:,} hits, {one.get('fallbacks') or 0:,} fallbacks)"
+        for sign in (0, 1)
+        for name, one in applied[sign].items()
+        if name not in applied[1 - sign]
+    ]
+    parts += [f"{one.key} {one.a} -> {one.b}" for one in found.differences]
+    return ", ".join(parts) or "none (A/A)"
+
+
+def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
+    from spantrace.tables import Headline, number, signed_percent
+
+    cycle = found.rows[0]
+    assert cycle.a is not None
+    assert cycle.b is not None
+    assert cycle.delta is not None
+    took = f"{names[1]} takes {number(cycle.b.value)} ms a cycle, {names[0]} {number(cycle.a.value)}"
+    bounds = (
+        f"95% interval {' '.join(_interval(cycle).split())}, p {_p(cycle.p or 0.0)}"
+        if cycle.low is not None
+        else "too few values"
+    )
+    if not cycle.shown:
+        return Headline("CYCLE ~", (f"No difference is shown: {took} ({bounds}).",), "bold")
+    style = "bold green" if cycle.delta < 0 else "bold red"
+    return Headline(f"CYCLE {signed_percent(cycle.delta)}", (f"{took} ({bounds}).",), style)
+
+
+def _notes(found: Comparison) -> list[Fact]:
+    from analyzers.statistics import SIGNIFICANT
+    from spantrace.tables import Fact
+
+    tested = sum(row.p is not None for row in found.rows)
+    chance = f"`~` is p >= {SIGNIFICANT:.2f}; of {tested} rows {tested * SIGNIFICANT:.1f} would pass it by chance"
+    if found.unit == "run":
+        return [Fact("test", ("Mann-Whitney on the medians of the runs", chance))]
+    blocks = next((row.units for row in found.rows if row.p is not None), (0, 0))
+    limits = "with one run on a side it tells these runs apart, whatever the cause: repeat both in turns (ABBA)"
+    return [Fact("test", (f"Mann-Whitney on medians of {blocks[0]} + {blocks[1]} blocks of cycles", chance, limits))]
+
+
+def _table(found: Comparison, names: tuple[str, str]) -> Table:
+    from spantrace.tables import Column, Table, number, signed_percent
+
+    columns = (
+        Column("span", "span"),
+        Column("track", "track", only="data"),
+        Column("a_median_ms", f"{names[0]} ms", write=number),
+        Column("b_median_ms", f"{names[1]} ms", write=number),
+        Column("shown", "delta", write=signed_percent, only="text", style=_colour),
+        Column("interval", "95% interval", write=signed_percent, only="text"),
+        Column("delta", "delta", write=signed_percent, only="data"),
+        Column("delta_low", "low", write=signed_percent, only="data"),
+        Column("delta_high", "high", write=signed_percent, only="data"),
+        Column("p", "p", write=_p),
+        Column("absent", "absent", only="data"),
+    )
+    return Table(columns, tuple(_row(row, names) for row in found.rows))
+
+
+def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
+    from spantrace.spans import PARENT, Track
+    from spantrace.tables import Row, signed_percent
+
+    gpu = row.track is Track.GPU
+    cells: dict[str, Cell] = {"span": row.name, "track": row.track.name.lower(), "p": row.p, "absent": row.absent}
+    cells |= {"delta": row.delta, "delta_low": row.low, "delta_high": row.high}
+    cells |= {f"{side}_median_ms": None if one is None else one.value for side, one in (("a", row.a), ("b", row.b))}
+    if row.absent is not None:
+        cells |= {"shown": "-", "interval": f"absent in {names[0 if row.absent == 'A' else 1]}"}
+    elif row.delta is not None:
+        cells |= {"shown": signed_percent(row.delta) if row.shown else "~"}
+        cells |= {"interval": _interval(row) if row.low is not None else "-"}
+    name = row.name.removeprefix(f"{PARENT[row.name]}.")
+    label = f"GPU {row.name}" if gpu else "  " * row.depth + name
+    return Row(cells, label, name=label if gpu else row.name)
+
+
+def _interval(row: SpanDelta) -> str:
+    from spantrace.tables import signed_percent
+
+    if row.low is None or row.high is None:
+        return "-"
+    return f"{signed_percent(row.low):>6} .. {signed_percent(row.high):>6}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
+def _colour(value: Cell) -> str:
+    return "dim" if not isinstance(value, str) or value in "~-" else "green" if value.startswith("-") else "red"

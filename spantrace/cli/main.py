@@ -1,0 +1,99 @@
+"""`spantrace`: finds a command's file by its name, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from spantrace.errors import EXIT_BAD_INPUT, SpantraceError
+
+COMMANDS = {
+    "ps": "List the live vLLM servers on this machine.",
+    "record": "Record the decode cycles of a live server.",
+    "report": "Say who bounds the cycle and what each span of it costs.",
+    "compare": "Set two recordings side by side.",
+    "serve": "Start `vllm serve` ready to be recorded.",
+    "doctor": "Say what this machine can measure.",
+}
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when it is run, not when the commands are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order in which one meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of `spantrace/cli/<name>.py`."""
+        if cmd_name not in COMMANDS:
+            return None
+        refuse_stranger("analyzers")
+        command: click.Command = import_module(f"spantrace.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from `COMMANDS`, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="spantrace", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Profile the speculative-decode cycle of a live vLLM server."""
+
+
+def refuse_stranger(package: str) -> None:
+    """Stop if another distribution's top-level `package` shadows the one that came with spantrace."""
+    ours = Path(__file__).resolve().parents[2] / package
+    spec = find_spec(package)
+    found = None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
+    if found != ours:
+        raise SpantraceError(f"the package {package!r} found is {found}, not {ours}; install spantrace in its own venv")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 fine, 1 a gate failed, 2 bad input, 3 not comparable, 130 interrupted."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing but a bug in spantrace prints a traceback."""
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        with cli.make_context("spantrace", list(given)) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except SpantraceError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"spantrace: {message}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""`spantrace ps`: the live vLLM servers of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spantrace.cli.options import directory_option, format_option
+
+if TYPE_CHECKING:
+    from spantrace.tables import Document
+    from spantrace.vllm_adapter.servers import Server
+
+
+@click.command("ps")
+@directory_option
+@format_option
+def command(directory: Path | None, form: str) -> None:
+    """List the live vLLM servers here, their processes, and whether each can be recorded."""
+    from spantrace.control import default_directory
+    from spantrace.tables import Format, emit
+    from spantrace.vllm_adapter.servers import discover
+
+    emit(document(discover(directory or default_directory())), Format(form))
+
+
+def document(servers: list[Server]) -> Document:
+    """The servers as a table: one row a process, and what keeps a server from being recorded."""
+    from spantrace.tables import Cell, Column, Document, Headline, Row, Table
+    from spantrace.vllm_adapter.servers import why_deaf
+
+    columns = (
+        Column("process", "process"),
+        Column("pid", "pid", write=lambda pid: f"{pid:.0f}"),
+        Column("port", "port", write=lambda port: f"{port:.0f}"),
+        Column("vllm", "vLLM"),
+        Column("recordable", "recordable"),
+    )
+    rows = []
+    notes = []
+    for server in servers:
+        cells: dict[str, Cell] = {"process": server.model(), "pid": server.root, "port": server.port(), "vllm": server.vllm or "-"}
+        rows.append(Row(cells, server.model(), server.model(), "bold"))
+        for member in server.members:
+            wanted = member.role in ("engine", "worker")
+            answer = ("yes" if member.reachable else "no") if wanted else None
+            rows.append(
+                Row({"process": member.role, "pid": member.pid, "recordable": answer}, f"  {member.role}", member.role)
+            )
+            if answer == "no":
+                notes.append(why_deaf(member.pid))
+    data = {"servers": [{**vars(server), "port": server.port(), "model": server.model()} for server in servers]}
+    if not servers:
+        notes.append("no vLLM server of this user runs here (in a container: --dir, on a shared directory)")
+    headline = Headline("", tuple(notes), "") if notes else None
+    return Document("ps", (), headline, Table(columns, tuple(rows)), (), data)

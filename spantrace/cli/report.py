@@ -1,0 +1,134 @@
+"""`spantrace report`: span table, co-saturation verdict, economics and trust checks of one recording."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from analyzers.span_table import SpanRow, SpanTable
+    from spantrace.recording import Recording
+    from spantrace.spans import Kind
+    from spantrace.tables import Cell, Document, Row, Table
+
+_BASELINE_SHARES = frozenset({"model", "vllm", "tensor_parallel", "gpu", "host", "cpu", "batch"})
+"""What a baseline must share with the recording; how it schedules and compiles without a drafter is its own."""
+
+
+@click.command("report")
+@click.argument("file", type=click.Path())
+@click.option("--baseline", type=click.Path(), help="Recording without speculation, for the break-even length.")
+@click.option("--kind", default="steady", show_default=True, help="Kind of cycles: steady, prefill, mixed, ... or all.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "json", "csv"]), default="table", show_default=True
+)
+def command(file: str, baseline: str | None, kind: str, form: str) -> None:
+    """Say who bounds the cycle of the recording FILE and what each span of it costs."""
+    from pathlib import Path
+
+    from spantrace.cli.wording import warn
+    from spantrace.recording import Recording
+    from spantrace.tables import Format, emit
+
+    recording = Recording.load(Path(file))
+    base = Recording.load(Path(baseline)) if baseline else None
+    document = report(recording, base, _kinds(kind))
+    warn(document, Format(form))
+    emit(document, Format(form))
+
+
+def _kinds(name: str) -> frozenset[Kind]:
+    from spantrace.cli.wording import kind_names, kinds_of
+
+    if name not in kind_names():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(kind_names())}", param_hint="--kind")
+    return kinds_of(name)
+
+
+def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Kind]) -> Document:
+    """Analyse the cycles of `kinds`; a recording without any of them is an error that says what it has."""
+    from analyzers.co_saturation import BUSY, co_saturation
+    from analyzers.economics import economics
+    from analyzers.span_table import span_table
+    from analyzers.trust import left_out, trust
+    from spantrace.cli import wording
+    from spantrace.errors import SpantraceError
+    from spantrace.tables import Document
+
+    saturation = co_saturation(recording, kinds)
+    if saturation is None:
+        held = ", ".join(f"{count} {name}" for name, count in left_out(recording, frozenset()).items()) or "no cycle"
+        raise SpantraceError(f"no cycle of this kind in the recording, it has {held}; try --kind all, or record longer")
+    if baseline is not None:
+        _check_baseline(recording, baseline)
+    table = span_table(recording, kinds, saturation)
+    earned, trusted = economics(recording, baseline, kinds), trust(recording, kinds, table)
+    created = str(recording.header.get("created") or "")
+    return Document(
+        "report",
+        (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
+        wording.verdict(saturation),
+        _table(table, gpu=saturation.gpu is not None),
+        (wording.speculation(earned), *wording.trust_facts(trusted, created)),
+        {
+            "header": recording.header,
+            "kinds": sorted(kind.name.lower() for kind in kinds),
+            "co_saturation": {
+                **asdict(saturation),
+                "saturated_from_share": BUSY,
+                "host_win_ms": saturation.host_win,
+                "gpu_win_ms": saturation.gpu_win,
+            },
+            "spans": table.rows,
+            "economics": {**asdict(earned), "speedup": earned.speedup},
+            "trust": trusted,
+        },
+    )
+
+
+def _check_baseline(recording: Recording, baseline: Recording) -> None:
+    from analyzers.compare import differences
+    from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+
+    others = [one for one in differences(recording, baseline) if one.key in _BASELINE_SHARES]
+    if others:
+        listed = "; ".join(f"{one.key}: {one.a} against {one.b}" for one in others)
+        raise SpantraceError(
+            f"the baseline is of another configuration: {listed}; record the same server without a drafter",
+            EXIT_NOT_COMPARABLE,
+        )
+
+
+def _table(table: SpanTable, *, gpu: bool) -> Table:
+    from spantrace.tables import Column, Table, number, percent
+
+    columns = [Column("span", "span")]
+    for side in ("host", *(["gpu"] if gpu else [])):
+        group = f"{'GPU' if side == 'gpu' else side} ms"
+        columns += [
+            Column(f"{side}_median_ms", "median", group, number),
+            Column(f"{side}_p90_ms", "p90", group, number, optional=True),
+            Column(f"{side}_share", "share", group, percent),
+            Column(f"{side}_share", "", bar=True, style=_BAR_STYLES[side]),
+        ]
+    columns.append(Column("calls", "calls", write=lambda calls: f"{calls:.3g}"))
+    return Table(tuple(columns), tuple(_row(row) for row in table.rows))
+
+
+_BAR_STYLES = {"host": "cyan", "gpu": "green"}
+
+
+def _row(row: SpanRow) -> Row:
+    from spantrace.spans import PARENT
+    from spantrace.tables import Row
+
+    cells: dict[str, Cell] = {"span": row.name, "calls": row.calls}
+    for side, cost in (("host", row.host), ("gpu", row.gpu)):
+        if cost is not None:
+            cells |= {f"{side}_median_ms": cost.ms, f"{side}_p90_ms": cost.p90, f"{side}_share": cost.share}
+    parent = PARENT.get(row.name)
+    name = row.name.removeprefix(f"{parent}.") if parent else row.name
+    flag = "  (wait)" if row.wait else "  (thread)" if row.own_thread else ""
+    return Row(cells, "  " * row.depth + name + flag, "dim" if row.wait or row.calls is None else "", row.name + flag)

@@ -1,0 +1,204 @@
+"""Sentences about recordings: the configuration line, the verdict, economics and trust as a person reads them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spantrace.spans import GraphMode, Kind
+from spantrace.tables import Document, Fact, Format, Headline, number, percent
+
+if TYPE_CHECKING:
+    from analyzers.co_saturation import CoSaturation
+    from analyzers.economics import Economics
+    from analyzers.statistics import Cost
+    from analyzers.trust import Trust
+    from spantrace.recording import Recording
+
+DOUBT_STYLES = ("yellow", "red")
+"""Of a doubt, and of one that says not to quote the figures."""
+_STYLES = {"HOST-BOUND": "bold red", "GPU-BOUND": "bold yellow", "CO-SATURATED": "bold green"}
+
+
+def kinds_of(name: str) -> frozenset[Kind]:
+    """The kinds that `--kind NAME` chooses: one of them, or all that ran a step."""
+    if name == "all":
+        return frozenset(Kind) - {Kind.EMPTY, Kind.GHOST, Kind.WARMUP}
+    return frozenset({Kind[name.upper().replace("-", "_")]})
+
+
+def kind_names() -> list[str]:
+    """What `--kind` accepts."""
+    return [*(kind.name.lower().replace("_", "-") for kind in Kind), "all"]
+
+
+def warn(document: Document, form: Format) -> None:
+    """Say the doubts on stderr where the format has no place for them to be read."""
+    if form in (Format.JSON, Format.CSV):
+        for fact in document.facts:
+            if fact.style in DOUBT_STYLES:
+                print(f"spantrace: {fact.label}: {' '.join(fact.parts)}", file=sys.stderr)
+
+
+def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
+    """Model and drafter, vLLM and runner, GPU and its clock, batch: what the figures are of."""
+    import numpy as np
+
+    header, cycles = recording.header, recording.cycles
+    server = header.get("server") or {}
+    chosen = np.isin(cycles.kind, [int(kind) for kind in kinds])
+    graphs = _graphs(cycles.graph_mode[chosen].tolist())
+    stack = [f"vLLM {server.get('vllm') or 'unknown'}"]
+    stack += [f"{server['runner']} runner"] if server.get("runner") else []
+    stack += [f"{graphs} graphs"] if graphs else []
+    batch = cycles.batch[chosen]
+    sizes = f"batch {batch.min()}" if len(batch) else "no cycle"
+    if len(batch) and batch.max() > batch.min():
+        sizes += f" to {batch.max()}, median {np.median(batch):g}"
+    return (_model(server), ", ".join(stack), _device(header), sizes)
+
+
+def _model(server: dict[str, object]) -> str:
+    name = str(server.get("model") or "unknown model").rstrip("/").rsplit("/", 1)[-1]
+    if not server.get("method"):
+        return f"{name}, no speculation"
+    return f"{name} + {server['method']} K={server.get('num_speculative_tokens')}"
+
+
+def _graphs(modes: Sequence[int]) -> str:
+    names = [GraphMode(mode).name for mode in sorted(set(modes))]
+    known = [name.lower() if name == "NONE" else name for name in names if name != "UNKNOWN"]
+    return "/".join(known).replace("none", "no")
+
+
+def _device(header: dict[str, object]) -> str:
+    gpu, host = header.get("gpu"), header.get("host")
+    if not isinstance(gpu, dict):
+        cpu = host.get("cpu") if isinstance(host, dict) else None
+        return f"no GPU, {cpu or 'unknown CPU'}"
+    others = gpu.get("other_processes") or []
+    company = "alone" if not others else f"{len(others)} other process{'es' * (len(others) > 1)} on it"
+    clock = [f"{gpu['sm_mhz']:g} MHz"] if gpu.get("sm_mhz") else []
+    return ", ".join([str(gpu.get("name")).removeprefix("NVIDIA "), *clock, company])
+
+
+def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
+    """How many cycles of which kind the figures are of, and how many are left out of them."""
+    kind = next(iter(kinds)).name.lower().replace("_", " ") if len(kinds) == 1 else "all"
+    name = "steady decode" if kind == "steady" else kind
+    left = ", ".join(f"{count:,} {what}" for what, count in trust.left_out.items())
+    counted = f"{trust.cycles:,} {name} cycle{'s' * (trust.cycles != 1)}" + (f" (left out: {left})" if left else "")
+    created = str(recording.header.get("created") or "")[:16].replace("T", " ")
+    return (counted, *([f"recorded {created}"] if created else []))
+
+
+def verdict(found: CoSaturation) -> Headline:
+    """Who bounds the cycle in one word, the numbers, what less work can win, the intervals and the threshold."""
+    from analyzers.co_saturation import BUSY
+
+    word = found.verdict.value.upper()
+    measured = [("period", found.period), ("host", found.host), ("GPU", found.gpu)]
+    shown = ", ".join(f"{name} {_interval(cost)}" for name, cost in measured if cost is not None)
+    sentences = [_work(found), *_wins(found), f"95% intervals of the medians: {shown} ms."]
+    if found.gpu is not None:
+        sentences[-1] += f" A side is saturated from {BUSY:.0%} of the period."
+        if not found.full_graphs:
+            sentences.append(
+                "Without FULL graphs a GPU span includes the gaps between launches: the GPU may be less busy than this."
+            )
+    return Headline(word, tuple(sentences), _STYLES.get(word, "bold cyan"))
+
+
+def _work(found: CoSaturation) -> str:
+    period, works = number(found.period.ms), f"works {number(found.host.ms)} of"
+    inside = [f"{one.role} {number(one.work.ms)}" for one in found.processes if len(found.processes) > 1]
+    if found.unattributed.share >= 0.05:
+        inside.append(f"{number(found.unattributed.ms)} more in no span")
+    detail = f" ({', '.join(inside)})" if inside else ""
+    if found.gpu is None:
+        return (
+            f"The host {works} {period} ms{detail} and only waits for {number(found.wait.ms)} ms. "
+            "Without a GPU track there is no verdict on who bounds the cycle."
+        )
+    gpu = f"which is busy at most {number(found.gpu.ms)} ms ({percent(found.gpu.share)})"
+    between = f", {number(found.between.ms)} ms pass between cycles" if found.between.share >= 0.05 else ""
+    return f"The host {works} {period} ms{detail} and waits {number(found.wait.ms)} ms for the GPU, {gpu}{between}."
+
+
+def _wins(found: CoSaturation) -> list[str]:
+    if found.gpu is None or found.host_win is None or found.gpu_win is None:
+        return []
+    rest = found.period.ms - found.wait.ms
+    return [
+        f"1 ms less host work {_win(found.host_win, found, f'until the GPU binds at {number(found.gpu.ms)} ms')}. "
+        f"1 ms less GPU work {_win(found.gpu_win, found, f'until the host binds at {number(rest)} ms')}."
+    ]
+
+
+def _win(win: float, found: CoSaturation, until: str) -> str:
+    from analyzers.co_saturation import NOTHING
+
+    return "wins nothing" if win < NOTHING * found.period.ms else f"can win up to {win:.2g} ms, {until}"
+
+
+def _interval(cost: Cost) -> str:
+    low, high = cost.median.low, cost.median.high
+    if low is None or high is None:
+        return f"{cost.ms:.3f} (too few cycles)"
+    return f"{low:.3f} .. {high:.3f}"
+
+
+def speculation(found: Economics) -> Fact:
+    """What speculation earns, or that there is none."""
+    token = f"{number(found.ms_per_token)} ms per token" if found.ms_per_token is not None else "ms per token unknown"
+    got = found.acceptance
+    if got is None:
+        return Fact("speculation", ("none", token))
+    positions = " ".join("-" if rate is None else f"{rate:.2f}" for rate in got.per_position)
+    counts = " ".join(f"{count:,}" for count in got.histogram)
+    per_request = got.accepted / got.drafting, got.drafted / got.drafting
+    parts = [
+        f"accepted {per_request[0]:.2f} of {per_request[1]:.2g} drafted ({percent(got.rate)}), length {got.length:.2f}",
+        f"per position {positions}",
+        f"requests that accepted 0 to {got.positions}: {counts}",
+        token + (f", {number(found.ms_per_accepted)} per accepted draft" if found.ms_per_accepted else ""),
+    ]
+    return Fact("speculation", (*parts, *_drafter(found), _break_even(found)))
+
+
+def _drafter(found: Economics) -> list[str]:
+    sides = [("GPU", found.drafter_gpu_share), ("host", found.drafter_host_share)]
+    shares = [f"{percent(share)} on the {side}" for side, share in sides if share is not None]
+    return [f"the drafter's part of the cycle: {', '.join(shares)}"] if shares else []
+
+
+def _break_even(found: Economics) -> str:
+    if found.break_even_length is None or found.baseline_ms_per_token is None:
+        return "break-even length unknown (--baseline)"
+    gain = f", {found.speedup:.2f}x its tokens per second" if found.speedup else ""
+    return (
+        f"break-even length {found.break_even_length:.2f} "
+        f"(baseline {number(found.baseline_ms_per_token)} ms per token{gain})"
+    )
+
+
+def trust_facts(found: Trust, created: str) -> list[Fact]:
+    """What the recording lost, does not explain and cost; doubts on lines of their own, the worst in red."""
+    residuals = {"cycle": found.residual, **found.residuals}
+    residual = ", ".join(f"{name} {value:.1%}" for name, value in residuals.items() if value is not None)
+    if found.own_cost_us is None:
+        cost = "own cost not calibrated"
+    else:
+        share = f" ({found.own_cost_share:.2%})" if found.own_cost_share is not None else ""
+        span = f", {found.host_span_ns:.0f} ns a span" if found.host_span_ns is not None else ""
+        cost = f"own cost {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {created[:10] or 'then'}"
+    parts = [f"lost rows {found.lost:,}", f"hook errors {found.hook_errors:,}"]
+    parts += [f"residual: {residual or 'unknown'}", cost]
+    if found.missing:
+        parts.append(f"not hooked on this vLLM: {', '.join(found.missing)}")
+    doubts = [
+        Fact("DO NOT QUOTE" if doubt.refuse else "doubt", (doubt.text,), DOUBT_STYLES[doubt.refuse])
+        for doubt in found.doubts
+    ]
+    return [Fact("trust", tuple(parts)), *doubts]

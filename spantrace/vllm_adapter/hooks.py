@@ -1,0 +1,156 @@
+"""Which vLLM function each span wraps, by model runner and vLLM version.
+
+A class attribute or a module's global is patched, at the place where vLLM looks it up at every call. Two spans
+that nest under the same name are one. Where the eager forward of a target or a drafter is no runner's method, it
+is hooked on the model's own class (`MODEL_HOOKS`), as soon as a hook has seen the runner.
+
+span                      runner V1                                 runner V2
+cycle                     both: EngineCoreProc ._process_engine_step
+schedule                  both: Scheduler .schedule
+target.input_prep         preprocess_mamba                          dispatch_cg_and_sync_dp
+                          stage_postprocess_inputs_to_gpu           GPUModelRunner .finish_requests
+                          update_ngram_gpu_tensors_incremental      .add_requests .update_requests
+                          GPUModelRunner ._update_states            .gather_batch_req_state .prepare_inputs
+                          ._prepare_inputs                          .prepare_attn
+                          ._determine_batch_execution_and_padding   BlockTables .apply_staged_writes
+                          ._get_slot_mappings ._preprocess          MambaHybridModelState .preprocess_state
+target.metadata           GPUModelRunner ._build_attention_metadata build_slot_mappings_by_layer
+                                                                    DefaultModelState .prepare_attn
+                                                                    MambaHybridModelState .prepare_attn
+                                                                    EncoderDecoderModelState .prepare_attn
+                                                                    EncoderOnlyModelState .prepare_attn
+target.metadata.attention both: FlashAttentionMetadataBuilder .build .update_block_table
+                          both: TritonAttentionMetadataBuilder .build
+                          both: FlashInferMetadataBuilder .build
+                          both: FlexAttentionMetadataBuilder .build
+                          both: CPUAttentionMetadataBuilder .build
+                          both: MLACommonMetadataBuilder .build
+target.metadata.mamba     both: BaseMambaAttentionMetadataBuilder .build .update_block_table
+                          both: Mamba1AttentionMetadataBuilder .build
+                          both: Mamba2AttentionMetadataBuilder .build .update_block_table
+                          both: LinearAttentionMetadataBuilder .build
+                          both: BailingLinearAttentionMetadataBuilder .build
+                          both: PleShortConvAttentionMetadataBuilder .build
+target.metadata.gdn       both: GDNAttentionMetadataBuilder .build .update_block_table
+target.forward            GPUModelRunner ._model_forward            CudaGraphManager .run_fullgraph
+                          drafter .call                             .run_pw_graph
+                                                                    target .call
+sample                    both: target .compute_logits
+                          GPUModelRunner ._sample                   GPUModelRunner .sample
+postprocess               GPUModelRunner                            AsyncOutput .__init__
+                          ._update_states_after_model_execute       GPUModelRunner .postprocess_sampled
+                          ._bookkeeping_sync                        DraftTokensHandler .set_draft_tokens
+                          AsyncGPUModelRunnerOutput .__init__
+draft.propose             GPUModelRunner .propose_draft_token_ids   DFlashSpeculator .propose
+                                                                    AutoRegressiveSpeculator .propose
+                                                                    TargetDependentARSpeculator .propose
+                                                                    PlainDraftModelSpeculator .propose
+                                                                    StandaloneARSpeculator .propose
+                                                                    MultiModuleMTPSpeculator .propose
+                                                                    NgramGPUSpeculator .propose
+                                                                    ExtractHiddenStatesSpeculator .propose
+draft.input_prep          both: drafter .combine_hidden_states
+                          SpecDecodeBaseProposer                    prepare_dflash_inputs
+                          .prepare_next_token_ids_padded            prepare_prefill_inputs
+                          .prepare_next_token_ids_cpu               prepare_decode_inputs
+                          .prepare_inputs_padded .prepare_inputs    DFlashSpeculator ._prepare_graph_replay
+                          .set_inputs_first_pass                    ._store_hidden_states
+                          .build_model_inputs_first_pass            DraftModelSpeculator ._copy_request_inputs
+                          ._update_positions_dependent_metadata     MultiModuleMTPSpeculator ._prepare_inputs
+                          DFlashProposer .set_inputs_first_pass
+                          NgramProposerGPU .update_token_ids_ngram
+draft.context_kv          drafter .precompute_and_store_context_kv  drafter .precompute_and_store_context_kv
+draft.metadata            SpecDecodeBaseProposer                    build_slot_mappings_by_layer
+                          .build_per_group_and_layer_attn_metadata  DFlashSpeculator
+                          Gemma4Proposer                            ._build_draft_attn_metadata
+                          .build_per_group_and_layer_attn_metadata  DraftModelSpeculator
+                          Step3p5MTPProposer                        ._build_draft_attn_metadata
+                          .build_per_group_and_layer_attn_metadata  ._build_attn_metadata
+draft.forward             SpecDecodeBaseProposer                    DFlashSpeculator ._generate_draft
+                          ._sample_draft_tokens                     DSparkSpeculator ._generate_draft
+                          NgramProposer .propose                    DFlash2Speculator ._generate_draft
+                          NgramProposerGPU .propose                 XPressSpeculator ._generate_draft
+                          SuffixDecodingProposer .propose           AutoRegressiveSpeculator ._prefill
+                          MedusaProposer .propose                   ._generate_draft
+                                                                    TargetDependentARSpeculator ._prefill
+                                                                    ._generate_draft
+                                                                    PlainDraftModelSpeculator ._run_model
+                                                                    StandaloneARSpeculator ._run_model
+                                                                    MultiModuleMTPSpeculator ._generate_drafts
+output.wait               both: FutureWrapper .result
+                          both: AsyncOutputFuture .result
+                          update_scheduler_for_invalid_drafts       AsyncOutput .get_output
+                          AsyncGPUModelRunnerOutput .get_output     AsyncPoolingOutput .get_output
+                          GPUModelRunner ._to_list                  DraftTokensHandler .get_draft_tokens
+                          ._get_draft_token_ids_cpu
+                          ._get_valid_sampled_token_count
+                          RejectionSampler .parse_output
+output.update             both: Scheduler .update_from_output
+output.emit               both: MsgpackEncoder .encode_into
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from textwrap import wrap
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from spantrace.spans import SPAN_NAMES
+from spantrace.vllm_adapter.hook_tables_shared import BUILDERS, ENGINE
+from spantrace.vllm_adapter.hook_tables_v1 import V1, WAIT_EVENTS
+from spantrace.vllm_adapter.hook_tables_v2 import V2
+from spantrace.vllm_adapter.hook_types import Hook, ModelHook
+
+__all__ = ["HOOKS", "MODEL_HOOKS", "SUPPORTED", "WAIT_EVENTS", "Hook", "ModelHook", "hooks_for", "table"]
+
+SUPPORTED = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
+"""The versions whose sources `make test-versions` checks this table against, oldest first."""
+
+HOOKS: tuple[Hook, ...] = ENGINE + BUILDERS + V1 + V2
+
+MODEL_HOOKS = (
+    # Runner V2 without a graph; on V1 the row nests in _model_forward's and is the same one.
+    ModelHook("target.forward", "target", "call", runner="V2", gpu=True, in_draft="draft.forward"),
+    ModelHook("sample", "target", "compute_logits", in_draft="draft.forward"),
+    ModelHook("draft.input_prep", "drafter", "combine_hidden_states"),
+    ModelHook("draft.context_kv", "drafter", "precompute_and_store_context_kv", runner="V1", gpu=True),
+    ModelHook("draft.context_kv", "drafter", "precompute_and_store_context_kv", runner="V2", gpu=True, follows=True),
+    # Named as the target's: with method draft_model both can be of one class, and in_draft tells them apart.
+    ModelHook("target.forward", "drafter", "call", runner="V1", gpu=True, follows=True, in_draft="draft.forward"),
+)
+
+
+def hooks_for(version: str) -> tuple[Hook, ...]:
+    """The hooks that this vLLM has; one outside the supported range gets those of its nearest supported version."""
+    try:
+        release = Version(Version(version).base_version)
+    except InvalidVersion:
+        release = Version(SUPPORTED[-1])
+    nearest = min(max(release, Version(SUPPORTED[0])), Version(SUPPORTED[-1]))
+    return tuple(hook for hook in HOOKS if nearest in SpecifierSet(hook.versions))
+
+
+def table() -> str:
+    """Which function of which runner each span wraps, as the text of this module's docstring."""
+    rows = [("span", "runner V1", "runner V2")]
+    for span in SPAN_NAMES:
+        cells = [(f"both: {line}", "") for line in _cell(span, None, 78)]
+        cells += zip_longest(_cell(span, "V1", 41), _cell(span, "V2", 42), fillvalue="")
+        rows += [("" if index else span, *pair) for index, pair in enumerate(cells)]
+    return "\n".join(f"{span:<26}{v1:<42}{v2}".rstrip() for span, v1, v2 in rows)
+
+
+def _cell(span: str, runner: str | None, width: int) -> list[str]:
+    """The lines of one cell: functions bare, then each class once and its methods after it with a dot."""
+    names = [hook.name for hook in HOOKS if (hook.span, hook.runner) == (span, runner)]
+    names += [f"{hook.owner}.{hook.method}" for hook in MODEL_HOOKS if (hook.span, hook.runner) == (span, runner)]
+    functions = [name for name in dict.fromkeys(names) if "." not in name]
+    methods: dict[str, list[str]] = {}
+    for name in names:
+        owner, dot, method = name.rpartition(".")
+        if dot:
+            methods.setdefault(owner, []).append(dot + method)
+    cells = functions + [" ".join([owner, *found]) for owner, found in methods.items()]
+    return [line for cell in cells for line in wrap(cell, width, break_long_words=False, break_on_hyphens=False)]

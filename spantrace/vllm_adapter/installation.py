@@ -1,0 +1,136 @@
+"""Turns hook declarations into patches of the running vLLM, and keeps the list of sites that rows refer to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spantrace.patching import Patch, PatchSet, plan
+from spantrace.recorder import Recorder, Site
+from spantrace.vllm_adapter.description import runner_version
+from spantrace.vllm_adapter.hooks import MODEL_HOOKS, WAIT_EVENTS, Hook, ModelHook
+from spantrace.vllm_adapter.probes import Probes
+
+
+class Installation:
+    """The hooks of one recording in this process: planned, installed together, removed together."""
+
+    def __init__(self, recorder: Recorder, probes: Probes) -> None:
+        self._recorder, self._probes = recorder, probes
+        self._patches = PatchSet()
+        self._lock = threading.Lock()
+        self._removed = False
+        self.sites: list[tuple[str, str | None]] = []
+        self.missing: list[str] = []
+
+    def plan(self, hooks: Iterable[Hook]) -> None:
+        """Plan each hook whose module this process has loaded; what the module lacks is listed as missing."""
+        for hook in hooks:
+            module_name, _, path = hook.target.partition(":")
+            module = sys.modules.get(module_name)
+            if module is None:
+                continue
+            try:
+                *parents, name = path.split(".")
+                owner = module
+                for parent in parents:
+                    owner = getattr(owner, parent)
+                self._patches.add(self._patch(hook, owner, name, hook.target))
+            except (AttributeError, TypeError, ValueError):
+                self.missing.append(hook.target)
+
+    def install(self) -> None:
+        """Set every planned attribute, or none."""
+        self._patches.install()
+
+    def hook_runner(self, runner: Any) -> None:
+        """Hook what only a live runner shows: its models' methods and the events that it waits for inline.
+
+        Called on the worker's thread too, where it gives up rather than wait for a recording that is ending.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._removed:
+                for patch in self._runner_patches(runner):
+                    self._patches.add(patch)
+        finally:
+            self._lock.release()
+
+    def remove(self) -> None:
+        """Put every original back; a second call does nothing."""
+        with self._lock:
+            self._removed = True
+            self._patches.revert()
+        for conflict in self._patches.conflicts:
+            self._recorder.failed(RuntimeError(f"somebody patched over {conflict}; it was left as it is"))
+        self._patches.conflicts = []
+
+    def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Patch:
+        probe = getattr(hook, "probe", None)
+        row = None if hook.span is None else len(self.sites)
+        site = Site(
+            name=hook.span or label,
+            row=row,
+            gpu=hook.gpu,
+            follows=hook.follows,
+            threaded=getattr(hook, "threaded", False),
+            before=getattr(self._probes, f"{probe}_before", None) if probe else None,
+            after=getattr(self._probes, f"{probe}_after", None) if probe else None,
+        )
+        patch = plan(owner, name, lambda function: self._recorder.wrap(function, site))
+        if hook.span is not None:
+            self.sites.append((hook.span, hook.in_draft))
+        return patch
+
+    def _runner_patches(self, runner: Any) -> Iterable[Patch]:
+        version = runner_version(runner)
+        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        models = {"target": getattr(runner, "model", None), "drafter": getattr(drafter, "model", None)}
+        hooked: set[tuple[type, str]] = set()
+        for hook in MODEL_HOOKS:
+            found = method_owner(models[hook.owner], hook.method)
+            if hook.runner in (None, version) and found and found not in hooked:
+                hooked.add(found)
+                yield self._patch(hook, *found, f"{found[0].__qualname__}.{found[1]}")
+        for name in WAIT_EVENTS:
+            event = vars(runner).get(name) if version == "V1" else None
+            if event is not None:
+                yield Patch(runner, name, event, self._waited(event))
+
+    def _waited(self, event: Any) -> WaitedEvent:
+        row = len(self.sites)
+        self.sites.append(("output.wait", None))
+
+        def synchronize() -> None:
+            event.synchronize()
+
+        return WaitedEvent(event, self._recorder.wrap(synchronize, Site("output.wait", row)))
+
+
+class WaitedEvent:
+    """Stands in for an event of the runner; its `synchronize` is recorded as a wait."""
+
+    def __init__(self, event: Any, synchronize: Callable[[], None]) -> None:
+        self._event = event
+        self.synchronize = synchronize
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+
+def method_owner(model: Any, method: str) -> tuple[type, str] | None:
+    """The class of a module's own that defines `method`, with its name there; None where it has none.
+
+    "call" is `__call__` where a class above torch.nn.Module defines one (torch.compile's decorator does), else
+    `forward`.
+    """
+    for base in type(model).__mro__:
+        if base.__module__.startswith("torch."):
+            break
+        for name in ("__call__", "forward") if method == "call" else (method,):
+            if name in vars(base):
+                return base, name
+    return None

@@ -1,0 +1,106 @@
+"""What is read from the arguments and results of hooked vLLM calls: step ids, batches, acceptance, graph modes.
+
+Each probe is a method named as the hook tables name it, called with the wrapped call's own arguments before it
+(`*_before`) or with its start and result too (`*_after`). Probes only read, with one exception: the step id is
+set as an attribute on the scheduler's output, with which it travels to the workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from spantrace.recorder import Recorder
+from spantrace.spans import GraphMode
+
+STEP = "spantrace_step"
+IDLE_NS = 1_000_000
+"""A longer wait for requests than this means that the engine was idle."""
+_steps = itertools.count(1)
+_runner: Callable[[], Any] = lambda: None  # noqa: E731
+
+
+def known_runner() -> Any:
+    """The model runner that a hook of this or an earlier recording saw, None before the first."""
+    return _runner()
+
+
+class Probes:
+    """The probes of one recording in one process; `on_runner` is called once, with the first model runner seen."""
+
+    def __init__(self, recorder: Recorder, on_runner: Callable[[Any], None]) -> None:
+        self._fact = recorder.fact
+        self._gpu = recorder.gpu
+        self._on_runner: Callable[[Any], None] | None = on_runner
+        self._pairs: list[int] = []
+        self._live = 0
+        self._engine: Any = None
+
+    def config(self) -> Any:
+        """The server's configuration, once a hook has seen the engine or the worker that holds it."""
+        holder = self._engine or known_runner()
+        return getattr(holder, "vllm_config", None)
+
+    def engine_before(self, engine: Any, *_: Any) -> None:
+        """Remember the engine, whose configuration is read later, off its thread."""
+        self._engine = engine
+
+    def idle_after(self, start: int, *_: Any) -> None:
+        """Note a wait for requests that was long enough to be idleness."""
+        end = time.perf_counter_ns()
+        if end - start > IDLE_NS:
+            self._fact("idle", start, end)
+
+    def schedule_after(self, start: int, output: Any, *_: Any) -> None:
+        """Number the step and note its tokens, requests, prefilling requests and requests with drafts."""
+        step = next(_steps)
+        setattr(output, STEP, step)
+        prefilling = len(output.scheduled_new_reqs) + output.scheduled_cached_reqs.num_output_tokens.count(0)
+        self._fact(
+            "schedule",
+            step,
+            start,
+            output.total_num_scheduled_tokens,
+            len(output.num_scheduled_tokens),
+            prefilling,
+            len(output.scheduled_spec_decode_tokens),
+            int(bool(getattr(output, "skip_drafts", False))),
+        )
+
+    def update_before(self, scheduler: Any, scheduler_output: Any, *_: Any) -> None:
+        """Count the step's requests that are still alive before its result is taken in."""
+        requests = scheduler.requests
+        self._pairs = []
+        self._live = sum(
+            (request := requests.get(name)) is not None and not request.is_finished()
+            for name in scheduler_output.num_scheduled_tokens
+        )
+
+    def acceptance_before(
+        self, _: Any, __: Any, drafted: int, accepted: int, invalid: dict[str, int] | None, request: str
+    ) -> None:
+        """Note one request's drafted and accepted tokens, as vLLM's own counters get them."""
+        self._pairs += (drafted - (invalid.get(request, 0) if invalid else 0), accepted)
+
+    def update_after(self, start: int, _: Any, __: Any, scheduler_output: Any, *___: Any) -> None:
+        """Note what the step accepted."""
+        self._fact("update", getattr(scheduler_output, STEP, 0), start, self._live, self._pairs)
+
+    def execute_before(self, worker: Any, scheduler_output: Any, *_: Any) -> None:
+        """Note which step this worker was handed, and when."""
+        global _runner
+        self._fact("execute", getattr(scheduler_output, STEP, 0), time.perf_counter_ns())
+        if self._gpu:
+            self._gpu.new_cycle()
+        if self._on_runner:
+            found, self._on_runner = self._on_runner, None
+            _runner = weakref.ref(worker.model_runner)
+            found(worker.model_runner)
+
+    def graph_after(self, start: int, result: tuple[Any, ...], *_: Any, **__: Any) -> None:
+        """Note which kind of CUDA graph the target pass of this step uses: from (descriptor or mode, ...)."""
+        mode = getattr(result[0], "cg_mode", result[0])
+        self._fact("graph", start, int(GraphMode[mode.name]) if mode.name in GraphMode.__members__ else 0)

@@ -1,0 +1,250 @@
+"""The vLLM servers of this machine: their processes, what each is, and which one a target names."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from spantrace.control import ask, processes
+from spantrace.errors import SpantraceError
+from spantrace.frames import Frame
+
+ROLES = {
+    "VLLM::EngineCore": "engine",
+    "VLLM::Worker": "worker",
+    "VLLM::APIServer": "api",
+    "VLLM::DPCoordinator": "other",
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a server; `reachable` says whether its control socket answers."""
+
+    pid: int
+    role: str
+    title: str
+    parent: int | None
+    reachable: bool
+
+
+@dataclass(frozen=True)
+class Server:
+    """A root process and its descendants; `command` is what the root was started with."""
+
+    root: int
+    command: str
+    vllm: str
+    members: list[Member] = field(default_factory=list)
+
+    def of_role(self, role: str) -> list[Member]:
+        """The members of one role: api, engine or worker."""
+        return [member for member in self.members if member.role == role]
+
+    def port(self) -> int | None:
+        """The port of `--port`, or vLLM's default 8000, as far as the command tells."""
+        words = _words(self.command)
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            value = (
+                following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
+            )
+            if value.isdigit():
+                return int(value)
+        return 8000 if "serve" in words else None
+
+    def model(self) -> str:
+        """The model that the command names, "-" where it names none."""
+        words = _words(self.command)
+        after = words[words.index("serve") + 1 :] if "serve" in words else []
+        if after and not after[0].startswith("-"):
+            return after[0]
+        named = [following for word, following in itertools.pairwise(after) if word == "--model"]
+        return named[0] if named else "-"
+
+
+def role_of(title: str) -> str:
+    """What a process is by the title that vLLM gives it; "api" for one without such a title."""
+    return next((role for prefix, role in ROLES.items() if title.startswith(prefix)), "api")
+
+
+def discover(directory: Path) -> list[Server]:
+    """Every server with a control socket in `directory`, and every vLLM without one that this user can see."""
+    answers = [answer for pid in processes(directory) if (answer := _describe(directory, pid))]
+    families: dict[int, list[Frame]] = {}
+    for answer in answers:
+        families.setdefault(_root(answer), []).append(answer)
+    known = {answer["pid"] for answer in answers}
+    for process in _without_socket(known):
+        families.setdefault(_root(process), []).append(process)
+    servers = [_server(root, members) for root, members in sorted(families.items())]
+    return [server for server in servers if server.of_role("engine") or any(m.reachable for m in server.members)]
+
+
+def find(target: str, directory: Path) -> Server:
+    """The server that `target` (":PORT", a URL of this machine or a pid) names; SpantraceError with the reason."""
+    servers = discover(directory)
+    if target.isdigit():
+        return _by_pid(int(target), servers)
+    port = _port_of(target)
+    root = _root_of_listener(port)
+    for server in servers:
+        if root is not None and root in {server.root, *(member.pid for member in server.members)}:
+            return server
+    if root is None and len(same := [server for server in servers if server.port() == port]) == 1:
+        return same[0]
+    if root is None:
+        raise SpantraceError(f"nothing listens on port {port} here; start the server, or name its pid (spantrace ps)")
+    title = " ".join(psutil.Process(root).cmdline())[:60]
+    raise SpantraceError(
+        f"port {port} belongs to process {root} ({title}), which is no vLLM server that spantrace can see"
+    )
+
+
+def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
+    """The workers and the engine to record; SpantraceError with the true reason where that is impossible."""
+    engines = [m for m in server.of_role("engine") if pid is None or m.pid == pid] or server.of_role("engine")
+    if not engines:
+        raise SpantraceError(
+            f"process {server.root} has no engine process of its own (an in-process LLM, or still starting); "
+            "spantrace records servers: vllm serve"
+        )
+    if len(engines) > 1:
+        pids = ", ".join(str(engine.pid) for engine in engines)
+        raise SpantraceError(f"this server has {len(engines)} engines (data parallel); name one by its pid: {pids}")
+    engine = engines[0]
+    workers = [member for member in server.of_role("worker") if member.parent == engine.pid]
+    deaf = [member for member in [engine, *workers] if not member.reachable]
+    if deaf:
+        raise SpantraceError(why_deaf(deaf[0].pid))
+    return workers, engine
+
+
+def why_deaf(pid: int) -> str:
+    """Why a vLLM process has no control socket, in one sentence with what to do."""
+    start = f"vLLM process {pid} does not load spantrace's plugin: "
+    try:
+        environment = psutil.Process(pid).environ()
+    except psutil.Error:
+        return start + "its environment cannot be read; run as the server's user"
+    chosen = environment.get("VLLM_PLUGINS")
+    if environment.get("SPANTRACE", "").lower() == "off":
+        return start + "it was started with SPANTRACE=off; restart it without"
+    if chosen is not None and "spantrace" not in chosen.split(","):
+        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list"
+    if environment.get("SPANTRACE_DIR"):
+        return start + f"or its sockets lie elsewhere; try --dir {environment['SPANTRACE_DIR']}"
+    return (
+        start
+        + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"
+    )
+
+
+def _describe(directory: Path, pid: int) -> Frame | None:
+    try:
+        answer = ask(directory, pid, {"type": "describe"})
+        return answer if answer.get("type") == "description" else None
+    except SpantraceError:
+        return None
+
+
+def _is_vllm(title: str) -> bool:
+    words = _words(title)
+    return (
+        title.startswith("VLLM::")
+        or "vllm.entrypoints" in title
+        or (any(Path(word).name == "vllm" for word in words[:3]) and "serve" in words)
+    )
+
+
+def _root(process: Frame) -> int:
+    """The topmost ancestor that is vLLM itself, else the process."""
+    chain = [process["pid"], *(parent["pid"] for parent in process["ancestors"] if _is_vllm(parent["title"]))]
+    return int(chain[-1])
+
+
+def _without_socket(known: set[int]) -> list[Frame]:
+    found: list[Frame] = []
+    for process in psutil.process_iter():
+        try:
+            title = " ".join(process.cmdline())
+            if process.pid not in known and _is_vllm(title):
+                parents = [{"pid": p.pid, "title": " ".join(p.cmdline())} for p in process.parents()]
+                found.append({"pid": process.pid, "title": title, "ancestors": parents, "deaf": True})
+        except psutil.Error:
+            continue
+    return found
+
+
+def _server(root: int, members: list[Frame]) -> Server:
+    titles = {parent["pid"]: parent["title"] for member in members for parent in member["ancestors"]}
+    titles |= {member["pid"]: member["title"] for member in members}
+    versions = [member["vllm"] for member in members if member.get("vllm")]
+    listed = [
+        Member(
+            member["pid"],
+            role_of(member["title"]),
+            member["title"],
+            member["ancestors"][0]["pid"] if member["ancestors"] else None,
+            not member.get("deaf"),
+        )
+        for member in sorted(members, key=lambda member: member["pid"])
+    ]
+    return Server(root, titles[root], versions[0] if versions else "", listed)
+
+
+def _by_pid(pid: int, servers: list[Server]) -> Server:
+    for server in servers:
+        if pid in {server.root, *(member.pid for member in server.members)}:
+            return server
+    if psutil.pid_exists(pid):
+        raise SpantraceError(f"process {pid} is no vLLM server that spantrace can see; try spantrace ps")
+    raise SpantraceError(f"there is no process {pid}; try spantrace ps")
+
+
+def _port_of(target: str) -> int:
+    parts = urlsplit(target if "//" in target else f"//{target}")
+    try:
+        port, host = parts.port, parts.hostname or "localhost"
+    except ValueError as error:
+        raise SpantraceError(f"{target!r} is no :PORT, URL or pid ({error})") from error
+    if port is None and parts.scheme in ("http", "https"):
+        port = 443 if parts.scheme == "https" else 80
+    if port is None:
+        raise SpantraceError(f"{target!r} is no :PORT, URL or pid")
+    if not _is_here(host):
+        raise SpantraceError(
+            f"{host} is another machine; run spantrace on it (its sockets are local), then copy the file"
+        )
+    return port
+
+
+def _is_here(host: str) -> bool:
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        raise SpantraceError(f"cannot resolve {host}: {error}") from error
+    own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
+    return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
+
+
+def _root_of_listener(port: int) -> int | None:
+    """The topmost vLLM process of those that listen on `port`, or the listener itself; None where nobody does."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1] == port:
+            process = psutil.Process(connection.pid)
+            parents = [{"pid": p.pid, "title": " ".join(p.cmdline())} for p in process.parents()]
+            return _root({"pid": process.pid, "ancestors": parents})
+    return None
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()

@@ -1,0 +1,63 @@
+"""vLLM's Python sources of one release, from its source archive on the package index, kept in a cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from pypi_simple import DistributionPackage, PyPISimple
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+CACHE = Path(__file__).parents[2] / ".cache" / "vllm-sources"
+
+
+def index_url() -> str:
+    """The package index pip is configured to use."""
+    if configured := os.environ.get("PIP_INDEX_URL"):
+        return configured
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or DEFAULT_INDEX
+
+
+def source_tree(version: str, cache: Path = CACHE) -> Path:
+    """The folder that holds `vllm/**/*.py` of that release; the first call downloads about 45 MB."""
+    tree = cache / version
+    if tree.is_dir():
+        return tree
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        archive, kept = Path(scratch, "vllm.tar.gz"), Path(scratch, "kept")
+        with PyPISimple(index_url()) as index:
+            index.download_package(_source_archive(index, version), archive)
+        _extract_python(archive, kept)
+        kept.rename(tree)
+    return tree
+
+
+def _source_archive(index: PyPISimple, version: str) -> DistributionPackage:
+    """The release's source archive; the index must state its digest, which the download is checked against."""
+    for package in index.get_project_page("vllm").packages:
+        if package.package_type == "sdist" and package.version == version and package.digests:
+            return package
+    raise LookupError(f"{index.endpoint} has no source archive of vllm {version} with a digest")
+
+
+def _extract_python(archive: Path, target: Path) -> None:
+    """Write the archive's `vllm/**/*.py` below `target`."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            _, _, inner = member.name.partition("/")
+            if not (member.isfile() and inner.startswith("vllm/") and inner.endswith(".py")):
+                continue
+            if ".." in Path(inner).parts or (content := tar.extractfile(member)) is None:
+                continue
+            path = target / inner
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
