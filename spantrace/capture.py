@@ -100,8 +100,8 @@ class Capture:
             raise SpantraceError(f"process {pid} did not start recording within {ARM_TIMEOUT_S:g} s")
         if answer.get("type") != "armed":
             raise SpantraceError(f"process {pid}: {answer.get('why', 'it refused to record')}")
-        about = {"pid": pid, "role": role, "missing": answer["missing"]}
-        self._keep(index, {"type": "armed", "about": about, "calibration": answer["calibration"]})
+        about = {"pid": pid, "role": role, "missing": answer.get("missing", [])}
+        self._keep(index, {"type": "armed", "about": about, "calibration": answer.get("calibration", {})})
 
     def _done(self, until: Until, started: float) -> bool:
         enough = until.cycles is not None and self.cycles >= until.cycles
@@ -126,11 +126,14 @@ class Capture:
             while (left := deadline - time.monotonic()) > 0:
                 frame = connection.receive(left)
                 if frame is not None:
+                    if frame["type"] == "refused":
+                        self.note = f"a process failed while it was recorded: {frame['why']}"
+                        return False
                     self._keep(index, frame)
-                    if frame["type"] == "stopped":
+                    if frame.get("type") == "stopped":
                         return True
-        except (OSError, EOFError, ValueError):
-            pass
+        except (OSError, EOFError, ValueError) as error:
+            self.note = f"a process broke off its recording: {error}"
         return False
 
     def _keep(self, index: int, frame: Frame) -> None:

@@ -8,12 +8,14 @@ garbage, sends nothing or does not read is cut off; nothing a peer does reaches 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from spantrace.frames import LARGEST_FRAME, LARGEST_REQUEST, Decoder, Frame, enc
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 2.0
 MOST_CONNECTIONS = 8
+RETRY_S = 0.5
+"""Pause after a connection could not be accepted, as when the process has no file descriptor left."""
 
 
 def default_directory() -> Path:
@@ -35,8 +39,11 @@ def default_directory() -> Path:
 
 def private_directory(path: Path) -> Path:
     """Make `path` with mode 0700, or check that it is this user's own and closed to others."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise SpantraceError(f"{path} cannot be a directory of sockets: {error.strerror}; set SPANTRACE_DIR") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise SpantraceError(f"{path} is not a private directory of this user; remove it or set SPANTRACE_DIR")
     return path
@@ -49,6 +56,9 @@ class Connection:
         self._socket = peer
         self._decoder = Decoder(largest)
         self._pending: list[Frame] = []
+        # Not select(), which knows no descriptor from 1024 on: a server can have that many open.
+        self._poller = select.poll()
+        self._poller.register(peer, select.POLLIN)
         peer.settimeout(SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
@@ -61,8 +71,9 @@ class Connection:
 
     def receive(self, timeout: float) -> Frame | None:
         """The next frame, or None after `timeout` seconds; EOFError when the peer has closed, ValueError on garbage."""
+        deadline = time.monotonic() + timeout
         while not self._pending:
-            if not select.select([self._socket], [], [], timeout)[0]:
+            if not self._poller.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000)):
                 return None
             data = self._socket.recv(1 << 18)
             if not data:
@@ -84,34 +95,41 @@ class ControlServer:
     def __init__(self, directory: Path, handle: Handler) -> None:
         self._handle = handle
         self._path = private_directory(directory) / f"{os.getpid()}.sock"
+        self._owner = os.getpid()
+        self._closed = False
+        self._peers: set[socket.socket] = set()
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._path.unlink(missing_ok=True)
-        with _short_path(self._path) as address:
-            self._listener.bind(address)
-        self._path.chmod(0o600)
-        self._listener.listen(MOST_CONNECTIONS)
+        self._listener = _listen(self._path)
         self._thread = threading.Thread(target=self._accept, name="spantrace-control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and remove the socket file."""
-        self._path.unlink(missing_ok=True)
+        """Stop listening and remove the socket file, unless it is that of the process this one was forked from."""
+        self._closed = True
+        if self._owner == os.getpid():
+            self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def abandon(self) -> None:
-        """Close a listener inherited by a fork; the socket file is the parent's."""
+        """Close what a fork inherited, so that a peer sees it when the parent dies; the file is the parent's."""
+        self._closed = True
         self._listener.close()
+        for peer in self._peers:
+            peer.close()
 
     def _accept(self) -> None:
         while True:
             try:
                 peer, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(RETRY_S)
+                continue
             if _user_of(peer) in (os.getuid(), 0) and self._free.acquire(blocking=False):
+                self._peers.add(peer)
                 threading.Thread(target=self._serve, args=(peer,), name="spantrace-peer", daemon=True).start()
             else:
                 peer.close()
@@ -126,7 +144,22 @@ class ControlServer:
             pass
         finally:
             connection.close()
+            self._peers.discard(peer)
             self._free.release()
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        with _short_path(path) as address:
+            listener.bind(address)
+        path.chmod(0o600)
+        listener.listen(MOST_CONNECTIONS)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def processes(directory: Path) -> list[int]:
@@ -134,7 +167,7 @@ def processes(directory: Path) -> list[int]:
     found = []
     for path in sorted(directory.glob("*.sock")) if directory.is_dir() else []:
         with contextlib.suppress(OSError, SpantraceError):
-            if path.stem.isdigit() and _listens(path):
+            if path.stem.isdecimal() and path.is_socket() and _listens(path):
                 found.append(int(path.stem))
     return found
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 Frame = dict[str, Any]
 LARGEST_REQUEST = 1 << 16
 LARGEST_FRAME = 1 << 28
+MOST_ITEMS = 1 << 20
+"""Of one list or map: msgpack makes room for as many as their head promises, before any of them has come."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -25,7 +27,8 @@ class Decoder:
     """Collects received bytes and gives the whole frames in them; raises ValueError on what is no frame."""
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
-        self._unpacker = msgpack.Unpacker(max_buffer_size=largest)
+        most = min(largest, MOST_ITEMS)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=largest, max_array_len=most, max_map_len=most)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Take in bytes and yield each frame that is now complete."""
@@ -35,7 +38,7 @@ class Decoder:
                 if not isinstance(frame, dict):
                     raise ValueError(f"expected a map, got {type(frame).__name__}")
                 yield frame
-        except (msgpack.exceptions.UnpackException, UnicodeDecodeError, ValueError) as error:
+        except (msgpack.exceptions.UnpackException, ValueError, OverflowError) as error:
             raise ValueError(f"not a frame: {error}") from error
 
 
@@ -57,10 +60,13 @@ def unpack_rows(frame: Frame) -> NDArray[np.int64]:
     """The array that `pack_rows` packed; ValueError where the fields do not fit together."""
     try:
         rows, width = (int(n) for n in frame["shape"])
-        if not 0 <= rows * width * 8 <= LARGEST_FRAME:
+        if not (0 <= rows <= LARGEST_FRAME and 0 <= width <= LARGEST_FRAME and rows * width * 8 <= LARGEST_FRAME):
             raise ValueError("impossible shape")
-        raw = zlib.decompressobj().decompress(frame["data"], rows * width * 8 + 1)
+        inflater = zlib.decompressobj()
+        raw = inflater.decompress(frame["data"], rows * width * 8 + 1)
+        if not inflater.eof:
+            raise ValueError("they are more or fewer than their shape tells")
         delta = np.frombuffer(raw, dtype="<i8").reshape(width, rows)
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
         raise ValueError(f"rows are damaged: {error}") from error
     return np.ascontiguousarray(np.cumsum(delta, axis=1).T)

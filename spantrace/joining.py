@@ -48,12 +48,16 @@ class Process:
         """The facts of one kind as an array [n, width]; a fact's lists are left out."""
         return np.array([fact[:width] for fact in self.facts.get(kind, [])], dtype=np.int64).reshape(-1, width)
 
-    def names(self) -> Ints:
-        """The span id of each site, and in a second column what it is inside draft.propose."""
+    def names(self, sites: int) -> Ints:
+        """The span id of each site, and in a second column what it is inside draft.propose, shape [>= sites, 2].
+
+        A journal that was cut off can hold rows of sites that it does not name: DROPPED.
+        """
         ids = [
             (SPAN_ID[span], SPAN_ID[span] if inside is None else SPAN_ID.get(inside, DROPPED))
             for span, inside in self.about["sites"]
         ]
+        ids += [(DROPPED, DROPPED)] * (sites - len(ids))
         return np.array(ids, dtype=np.int64).reshape(-1, 2)
 
 
@@ -100,11 +104,11 @@ def name_rows(process: Process) -> _Named:
     lane, start, end = process.rows[:, 0] >> LANE_SHIFT, process.rows[:, 1], process.rows[:, 2]
     order = np.lexsort((-end, start))
     site, lane, start, end = site[order], lane[order], start[order], end[order]
-    names = process.names()
-    name = names[site, 0] if len(site) else site
+    names = process.names(int(site.max(initial=0)) + 1)
+    name = names[site, 0]
     proposes = (name == SPAN_ID["draft.propose"]) & (lane == 0)
     inside = _within(start, start[proposes], end[proposes]) & (lane == 0) & ~proposes
-    name = np.where(inside, names[site, 1] if len(site) else site, name)
+    name = np.where(inside, names[site, 1], name)
     keep = (name != DROPPED) & ~_nested_in_own_kind(name, lane, start, end)
     return _Named(name[keep], lane[keep], start[keep], end[keep])
 
@@ -285,6 +289,8 @@ def _cycle_of_worker_rows(worker: Process, start: Ints, steps: Ints) -> Ints:
 
 def _gpu_part(gpu: Ints, rows: _Named, cycle: Ints, lane: int) -> dict[str, Ints]:
     """GPU spans on the host's clock, each with the name and the cycle of the host row that opened it."""
+    if not len(rows.start):
+        gpu = gpu[:0]
     at = np.minimum(np.searchsorted(rows.start, gpu[:, 1]), max(len(rows.start) - 1, 0))
     kept = rows.start[at] == gpu[:, 1]
     gpu, at = gpu[kept], at[kept]

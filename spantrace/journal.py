@@ -12,12 +12,17 @@ from spantrace.frames import Frame, encode
 from spantrace.recording import MAGIC, SCHEMA, Header, Recording
 
 
+def journal_path(path: Path) -> Path:
+    """Where the recording that will lie at `path` is journaled."""
+    return path.with_name(path.name + ".part")
+
+
 class Journal:
     """Appends frames to `PATH.part`; `finish()` turns it into the recording at `path`."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
-        self.part = path.with_name(path.name + ".part")
+        self.part = journal_path(path)
         self._frame_sizes = 0
         try:
             self._file = self.part.open("wb", buffering=0)
@@ -37,10 +42,13 @@ class Journal:
         self._frame_sizes += len(data)
 
     def finish(self) -> Recording:
-        """Join the journal, write the recording in its place and remove the journal."""
+        """Join the journal, write the recording and remove the journal; SpantraceError, and the journal stays."""
         self._file.close()
         recording = Recording.load(self.part)
-        recording.save(self.path)
+        try:
+            recording.save(self.path)
+        except SpantraceError as error:
+            raise SpantraceError(f"{error}; {self.part} holds what was recorded") from error
         self.part.unlink()
         return recording
 
@@ -75,5 +83,8 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
         elif frame["type"] in ("health", "stopped"):
             processes[index].update(frame["health"], sites=frame["sites"])
             processes[index]["stopped"] = frame["type"] == "stopped"
+    records = sum(about.get("gpu_records", 0) for about in processes.values())
+    timed = sum(about.get("gpu_cycles", 0) for about in processes.values())
+    full.setdefault("calibration", {})["gpu_events_per_cycle"] = records / timed if timed else 0.0
     full["processes"] = [processes[index] for index in sorted(processes)]
     return full

@@ -50,7 +50,10 @@ class Recorder:
     def wrap(self, function: Function, site: Site) -> Function:
         """A stand-in for `function` that records each call as `site` says."""
         push, pop = self._nvtx(site.name) if self.nvtx else (None, None)
-        timed = self.gpu if site.gpu and self.gpu else None
+        timed: dict[str, Function] = {}
+        if site.gpu and self.gpu:
+            opening = self.gpu.follow if site.follows else self.gpu.open
+            timed = {"open": opening, "mark": self.gpu.mark, "marked": self.gpu.marked}
         wiring = Wiring(
             row=site.row,
             append=self.rows.append,
@@ -58,12 +61,10 @@ class Recorder:
             clock=time.perf_counter_ns,
             before=site.before and self.guard(site.before),
             after=site.after and self.guard(site.after),
-            open=timed and (timed.follow if site.follows else timed.open),
-            mark=timed and timed.mark,
-            marked=timed and timed.marked,
             push=push,
             pop=pop,
             lane=self._lane if site.threaded else None,
+            **timed,
         )
         return wrap(function, wiring)
 
@@ -109,6 +110,8 @@ class Recorder:
             "hook_errors": self.errors + (gpu.errors if gpu else 0),
             "first_error": self.first_error or (gpu.first_error if gpu else ""),
             "gpu_skipped": gpu.skipped if gpu else 0,
+            "gpu_records": gpu.records() if gpu else 0,
+            "gpu_cycles": gpu.cycles if gpu else 0,
             "threads": {str(lane): name for lane, name in self._thread_names()},
         }
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spantrace.gpu_clock import BUDGET, SHARE_NS, GpuClock
 
 
 class Device:
-    """A GPU whose events pass `lag` ms after they are recorded, on a clock of its own."""
+    """A GPU whose events pass `lag` ms after they are recorded; an event is a list that holds when."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000
         self.lag_ms = 0.5
-        self.passed_ms = 0.0
         self.lookups = 0
 
     def clock(self) -> int:
@@ -25,33 +22,28 @@ class Device:
         self.lookups += 1
         return "stream"
 
-    def event(self) -> Any:
-        return Event(self)
-
-
-class Event:
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.at_ms: float | None = None
-
-    def record(self, stream: str) -> None:
+    def record(self, event: list[float], stream: str) -> None:
         assert stream == "stream"
-        self.at_ms = self.device.now_ns / 1e6 + self.device.lag_ms
+        event[:] = [self.now_ns / 1e6 + self.lag_ms]
 
-    def query(self) -> bool:
-        return self.at_ms is not None and self.at_ms <= self.device.now_ns / 1e6
+    def passed(self, event: list[float]) -> bool:
+        return bool(event) and event[0] <= self.now_ns / 1e6
 
-    def elapsed_time(self, other: Event) -> float:
-        assert self.query()
-        assert other.query()
-        assert self.at_ms is not None
-        assert other.at_ms is not None
-        return float(np.float32(other.at_ms - self.at_ms))
+    def elapsed_ms(self, first: list[float], second: list[float]) -> float:
+        assert self.passed(first)
+        assert self.passed(second)
+        return float(np.float32(second[0] - first[0]))
+
+
+def clock_on(device: Device, size: int) -> GpuClock:
+    clock = GpuClock(device, [[] for _ in range(size + 1)], device.stream, device.clock)
+    clock.new_cycle()
+    return clock
 
 
 def span(clock: GpuClock, device: Device, length_ns: int, row: int = 1) -> None:
     start = device.now_ns
-    first = clock.mark(-1)
+    first = clock.open()
     device.now_ns += length_ns
     clock.marked(row, start, first, clock.mark(first))
 
@@ -64,7 +56,7 @@ def read_all(clock: GpuClock) -> list[tuple[int, ...]]:
 
 def test_a_span_has_its_length_and_its_host_start() -> None:
     device = Device()
-    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    clock = clock_on(device, 16)
     start = device.now_ns
     span(clock, device, 2_000_000)
     assert read_all(clock) == []
@@ -77,7 +69,7 @@ def test_a_span_has_its_length_and_its_host_start() -> None:
 
 def test_adjacent_spans_share_an_event_and_distant_ones_do_not() -> None:
     device = Device()
-    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    clock = clock_on(device, 16)
     span(clock, device, 1_000_000)
     device.now_ns += SHARE_NS - 1
     span(clock, device, 1_000_000)
@@ -89,7 +81,7 @@ def test_adjacent_spans_share_an_event_and_distant_ones_do_not() -> None:
 
 def test_a_short_span_does_not_share_its_own_start() -> None:
     device = Device()
-    clock = GpuClock(device.event, device.stream, size=16, clock=device.clock)
+    clock = clock_on(device, 16)
     span(clock, device, 100)
     device.now_ns += 10_000_000
     ((_, _, _, start, end),) = read_all(clock)
@@ -98,7 +90,7 @@ def test_a_short_span_does_not_share_its_own_start() -> None:
 
 def test_the_budget_of_a_cycle_is_kept_and_what_is_left_out_is_counted() -> None:
     device = Device()
-    clock = GpuClock(device.event, device.stream, size=64, clock=device.clock)
+    clock = clock_on(device, 64)
     for _ in range(BUDGET):
         span(clock, device, 1_000_000)
         device.now_ns += 1_000_000
@@ -112,7 +104,7 @@ def test_the_budget_of_a_cycle_is_kept_and_what_is_left_out_is_counted() -> None
 def test_a_full_pool_skips_instead_of_waiting() -> None:
     device = Device()
     device.lag_ms = 1e9
-    clock = GpuClock(device.event, device.stream, size=8, clock=device.clock)
+    clock = clock_on(device, 8)
     for _ in range(10):
         clock.new_cycle()
         span(clock, device, 1_000_000)
@@ -124,7 +116,7 @@ def test_a_full_pool_skips_instead_of_waiting() -> None:
 
 def test_long_recordings_are_reanchored_and_keep_their_precision() -> None:
     device = Device()
-    clock = GpuClock(device.event, device.stream, size=32, clock=device.clock)
+    clock = clock_on(device, 32)
     lengths = []
     for _ in range(400):
         clock.new_cycle()
@@ -136,14 +128,35 @@ def test_long_recordings_are_reanchored_and_keep_their_precision() -> None:
 
 
 def test_a_failing_event_is_counted_and_never_raised() -> None:
-    device = Device()
-
-    class Broken(Event):
-        def record(self, stream: str) -> None:
+    class Broken(Device):
+        def record(self, event: list[float], stream: str) -> None:
             raise RuntimeError("no device")
 
-    clock = GpuClock(lambda: Broken(device), device.stream, size=8, clock=device.clock)
+    device = Broken()
+    clock = clock_on(device, 8)
     span(clock, device, 1_000_000)
     assert clock.errors == 1
     assert "no device" in clock.first_error
     assert read_all(clock) == []
+
+
+def test_nothing_is_recorded_before_the_first_cycle_or_after_the_end() -> None:
+    device = Device()
+    clock = GpuClock(device, [[] for _ in range(9)], device.stream, device.clock)
+    span(clock, device, 1_000_000)
+    assert clock.records() == 0
+    clock.new_cycle()
+    span(clock, device, 1_000_000)
+    clock.close()
+    span(clock, device, 1_000_000)
+    assert clock.records() == 2
+
+
+def test_a_following_span_takes_the_last_mark_of_its_own_cycle_only() -> None:
+    device = Device()
+    clock = clock_on(device, 16)
+    span(clock, device, 1_000_000)
+    device.now_ns += 5_000_000
+    assert clock.follow() == 1
+    clock.new_cycle()
+    assert clock.follow() == 2

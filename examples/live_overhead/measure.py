@@ -24,12 +24,19 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from spantrace.capture import Capture, Until
+from spantrace.control import default_directory
+from spantrace.journal import Journal
+from spantrace.vllm_adapter.servers import engine_and_workers, find
+
 CYCLES = 1000
 WARMUP = 50
+SETTLE_S = 0.1
 READY_S = 420
 
 
@@ -49,6 +56,13 @@ SETS = {
     "0.26.0-async": [Setup("v0.26.0-V2-async", V2), Setup("v0.26.0-V1-async", V1)],
     "0.26.0-sync": [Setup("v0.26.0-V2-sync", V2, SYNC), Setup("v0.26.0-V1-sync", V1, SYNC)],
 }
+
+
+class Gaps(NamedTuple):
+    """Time between two chunks of a stream over one window, in ms."""
+
+    mean: float
+    median: float
 
 
 class Stream(threading.Thread):
@@ -88,15 +102,11 @@ class Stream(threading.Thread):
                 break
         connection.close()
 
-    def gap_ms(self, begin: int, end: int) -> float:
-        """Mean time between two chunks of one request within a window, in ms; NaN without two chunks."""
-        total = count = 0
-        for arrivals in list(self.requests):
-            inside = [at for at in arrivals[1:] if begin <= at <= end]
-            if len(inside) > 1:
-                total += inside[-1] - inside[0]
-                count += len(inside) - 1
-        return total / count / 1e6 if count else float("nan")
+    def gaps_ms(self, begin: int, end: int) -> Gaps:
+        """Times between two chunks of one request within a window: their mean and median in ms."""
+        inside = [np.array([at for at in arrivals[1:] if begin <= at <= end]) for arrivals in self.requests[-3:]]
+        gaps = np.concatenate([np.diff(arrivals) for arrivals in inside if len(arrivals) > 1] or [np.array([np.nan])])
+        return Gaps(float(gaps.mean() / 1e6), float(np.median(gaps) / 1e6))
 
 
 def serve(setup: Setup, port: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -112,10 +122,12 @@ def serve(setup: Setup, port: int, options: argparse.Namespace) -> subprocess.Po
         command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]
     else:
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 9, 12]}
-        command += ["--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4",
-                    "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.45", "--kv-cache-memory-bytes", str(3 << 30),
-                    "--attention-config", '{"backend":"FLASH_ATTN"}', "--compilation-config", json.dumps(graphs),
-                    *setup.arguments]  # fmt: skip
+        command += [
+            *("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4"),
+            *("--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.45"),
+            *("--kv-cache-memory-bytes", str(3 << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
+            *("--compilation-config", json.dumps(graphs), *setup.arguments),
+        ]
     environment = {**os.environ, **({} if options.cpu else setup.environment)}
     log = (options.out / f"{setup.name}.log").open("wb")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -139,46 +151,57 @@ def record(port: int, path: Path, *how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def window(stream: Stream, port: int, seconds: float, scratch: Path | None) -> float:
-    """The mean gap between chunks over one window, recorded into `scratch` or, where that is None, not."""
-    recorder = record(port, scratch, "--seconds", str(seconds + 1.0)) if scratch else None
-    if recorder and scratch:
-        part = scratch.with_name(scratch.name + ".part")
-        deadline = time.monotonic() + 10
-        while not (part.exists() and part.stat().st_size > 2000) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    begin = time.perf_counter_ns()
-    time.sleep(seconds)
-    end = time.perf_counter_ns()
-    if recorder:
-        _, text = recorder.communicate(timeout=60)
-        if recorder.returncode:
-            raise RuntimeError(text)
-    return stream.gap_ms(begin, end)
+def window(stream: Stream, port: int, seconds: float, scratch: Path | None) -> Gaps:
+    """The gaps between chunks over one window, recorded into `scratch` or, where that is None, not."""
+    if scratch is None:
+        time.sleep(SETTLE_S)
+        begin = time.perf_counter_ns()
+        time.sleep(seconds)
+        return stream.gaps_ms(begin, time.perf_counter_ns())
+    workers, engine = engine_and_workers(find(f":{port}", default_directory()))
+    members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
+    with Journal(scratch, {"options": {}}) as journal:
+        with Capture(default_directory(), members, journal, {"gpu": True}) as capture:
+            capture.run(Until(seconds=SETTLE_S))
+            begin = time.perf_counter_ns()
+            capture.run(Until(seconds=seconds))
+            gaps = stream.gaps_ms(begin, time.perf_counter_ns())
+            if not (capture.stop() and capture.cycles):
+                raise RuntimeError("a window was not recorded whole")
+        journal.discard()
+    return gaps
 
 
 def overhead(stream: Stream, port: int, rounds: int, seconds: float, scratch: Path) -> dict[str, object]:
     """Windows in the order ABBA; the relative cost of B with a 95% interval over the pairs."""
-    pairs: list[tuple[float, float]] = []
+    bare: list[Gaps] = []
+    recorded: list[Gaps] = []
     for _ in range(rounds):
-        first = window(stream, port, seconds, None), window(stream, port, seconds, scratch)
-        second_b, second_a = window(stream, port, seconds, scratch), window(stream, port, seconds, None)
-        pairs += [first, (second_a, second_b)]
-    bare, recorded = np.array(pairs).T
-    change = (recorded / bare - 1) * 100
+        for kind in "ABBA":
+            gaps = window(stream, port, seconds, scratch if kind == "B" else None)
+            (recorded if kind == "B" else bare).append(gaps)
+    return {name: compare(bare, recorded, column) for column, name in enumerate(Gaps._fields)}
+
+
+def compare(bare: list[Gaps], recorded: list[Gaps], column: int) -> dict[str, object]:
+    """Paired windows: medians, the mean relative change with its t interval, and how far bare windows lie apart."""
+    a, b = (np.array(side)[:, column] for side in (bare, recorded))
+    change = (b / a - 1) * 100
+    change = change[np.isfinite(change)]
     half = stats.t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / np.sqrt(len(change))
-    swaps = (bare[1::2] / bare[0::2] - 1) * 100
     return {
-        "bare_ms": float(np.median(bare)),
-        "recorded_ms": float(np.median(recorded)),
+        "bare_ms": float(np.nanmedian(a)),
+        "recorded_ms": float(np.nanmedian(b)),
         "change_percent": float(change.mean()),
         "interval_percent": [float(change.mean() - half), float(change.mean() + half)],
-        "a_to_a_percent": float(np.abs(swaps).mean()),
-        "pairs": pairs,
+        "median_change_percent": float(np.median(change)),
+        "a_to_a_percent": float(np.nanmean(np.abs(a[1::2] / a[0::2] - 1)) * 100),
+        "pairs": len(change),
+        "windows_ms": [a.round(4).tolist(), b.round(4).tolist()],
     }
 
 
-def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, object]:
+def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is measured on one server."""
     stream = Stream(port, options.tokens)
     stream.start()
@@ -187,7 +210,7 @@ def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, obj
     outcome = record(port, recording, "--cycles", str(options.cycles), "--warmup", str(WARMUP))
     _, text = outcome.communicate(timeout=120)
     print(text, flush=True)
-    result: dict[str, object] = {"name": setup.name, "record": text.strip(), "exit": outcome.returncode}
+    result: dict[str, Any] = {"name": setup.name, "record": text.strip(), "exit": outcome.returncode}
     if outcome.returncode == 0:
         scratch = options.out / "window.spantrace"
         result |= overhead(stream, port, options.rounds, options.window, scratch)
@@ -196,6 +219,15 @@ def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, obj
     result["stream_errors"] = stream.errors[:3]
     (options.out / f"{setup.name}.json").write_text(json.dumps(result, indent=1))
     return result
+
+
+def _line(server: str, name: str, change: dict[str, Any]) -> str:
+    low, high = change["interval_percent"]
+    return (
+        f"| {server} | {name} | {change['bare_ms']:.3f} | {change['recorded_ms']:.3f} "
+        f"| {change['change_percent']:+.2f}% | {low:+.2f} .. {high:+.2f}% "
+        f"| {change['a_to_a_percent']:.2f}% | {change['pairs']} |"
+    )
 
 
 def main() -> None:
@@ -207,8 +239,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cycles", type=int, default=CYCLES)
     parser.add_argument("--tokens", type=int, default=8000, help="tokens of one request")
-    parser.add_argument("--rounds", type=int, default=8, help="ABBA rounds: four windows each")
-    parser.add_argument("--window", type=float, default=2.0, help="seconds of one window")
+    parser.add_argument("--rounds", type=int, default=40, help="ABBA rounds: four windows each")
+    parser.add_argument("--window", type=float, default=0.4, help="seconds of one window")
     parser.add_argument("--settle", type=float, default=6.0, help="seconds of load before the first recording")
     parser.add_argument("--cpu", action="store_true", help="a CPU build of vLLM: arguments that it understands")
     parser.add_argument("--only", type=int, help="only the first N servers of the set")
@@ -232,12 +264,7 @@ def main() -> None:
             except (RuntimeError, subprocess.SubprocessError, OSError) as error:
                 lines.append(f"| {setup.name} | failed: {error} | | | | |")
                 continue
-            if "bare_ms" in r:
-                low, high = r["interval_percent"]  # type: ignore[misc]
-                lines.append(
-                    f"| {setup.name} | {r['bare_ms']:.3f} | {r['recorded_ms']:.3f} | {r['change_percent']:+.2f}% "
-                    f"| {low:+.2f} .. {high:+.2f}% | {r['a_to_a_percent']:.2f}% |"
-                )
+            lines += [_line(setup.name, name, r[name]) for name in Gaps._fields if name in r]
     finally:
         for server in servers:
             os.killpg(server.pid, signal.SIGTERM)

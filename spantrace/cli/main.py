@@ -77,9 +77,10 @@ def run(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except SpantraceError as error:
         return _fail(str(error), error.exit_code)
+    except click.UsageError as error:
+        return _misused(error)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -88,6 +89,15 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
+
+
+def _misused(error: click.UsageError) -> int:
+    """The help where nothing at all was asked, else what is wrong and where the help is."""
+    command = error.ctx.command_path if error.ctx else "spantrace"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return error.exit_code
+    return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", error.exit_code)
 
 
 def _fail(message: str, code: int) -> int:

@@ -41,7 +41,12 @@ def document(servers: list[Server]) -> Document:
     rows = []
     notes = []
     for server in servers:
-        cells: dict[str, Cell] = {"process": server.model(), "pid": server.root, "port": server.port(), "vllm": server.vllm or "-"}
+        cells: dict[str, Cell] = {
+            "process": server.model(),
+            "pid": server.root,
+            "port": server.port(),
+            "vllm": server.vllm or "-",
+        }
         rows.append(Row(cells, server.model(), server.model(), "bold"))
         for member in server.members:
             wanted = member.role in ("engine", "worker")

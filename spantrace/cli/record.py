@@ -49,15 +49,15 @@ def command(
     from spantrace.capture import Capture, Until
     from spantrace.control import default_directory
     from spantrace.errors import SpantraceError
-    from spantrace.journal import Journal
+    from spantrace.journal import Journal, journal_path
     from spantrace.vllm_adapter.servers import engine_and_workers, find
 
+    if output and not force and (there := next((p for p in (output, journal_path(output)) if p.exists()), None)):
+        raise SpantraceError(f"{there} exists; choose another name or add --force")
     place = directory or default_directory()
     found = find(server, place)
     workers, engine = engine_and_workers(found, int(server) if server.isdigit() else None)
     path = output or Path(f"{_stem(found.model())}-{time.strftime('%Y%m%d-%H%M%S')}.spantrace")
-    if path.exists() and not force:
-        raise SpantraceError(f"{path} exists; choose another name or add --force")
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
     header = _header(found.command, {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds})

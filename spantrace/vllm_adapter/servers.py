@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 import socket
@@ -21,6 +22,10 @@ ROLES = {
     "VLLM::APIServer": "api",
     "VLLM::DPCoordinator": "other",
 }
+API_SERVER = "vllm.entrypoints.openai.api_server"
+"""The module that serves without `vllm serve`: python -m."""
+MOST_PIDS = 1 << 22
+"""Linux gives no greater pid."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,10 @@ class Server:
     def port(self) -> int | None:
         """The port of `--port`, or vLLM's default 8000, as far as the command tells."""
         words = _words(self.command)
-        for word, following in zip(words, [*words[1:], ""], strict=True):
-            value = (
-                following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
-            )
-            if value.isdigit():
-                return int(value)
-        return 8000 if "serve" in words else None
+        value = _option(words, "--port")
+        if value is not None and value.isdecimal():
+            return int(value)
+        return 8000 if "serve" in words or API_SERVER in words else None
 
     def model(self) -> str:
         """The model that the command names, "-" where it names none."""
@@ -64,8 +66,7 @@ class Server:
         after = words[words.index("serve") + 1 :] if "serve" in words else []
         if after and not after[0].startswith("-"):
             return after[0]
-        named = [following for word, following in itertools.pairwise(after) if word == "--model"]
-        return named[0] if named else "-"
+        return _option(words, "--model") or "-"
 
 
 def role_of(title: str) -> str:
@@ -89,20 +90,24 @@ def discover(directory: Path) -> list[Server]:
 def find(target: str, directory: Path) -> Server:
     """The server that `target` (":PORT", a URL of this machine or a pid) names; SpantraceError with the reason."""
     servers = discover(directory)
-    if target.isdigit():
+    if target.isdecimal():
         return _by_pid(int(target), servers)
     port = _port_of(target)
-    root = _root_of_listener(port)
+    root, heard = _listener(port)
     for server in servers:
         if root is not None and root in {server.root, *(member.pid for member in server.members)}:
             return server
     if root is None and len(same := [server for server in servers if server.port() == port]) == 1:
         return same[0]
-    if root is None:
+    if root is None and not heard:
         raise SpantraceError(f"nothing listens on port {port} here; start the server, or name its pid (spantrace ps)")
-    title = " ".join(psutil.Process(root).cmdline())[:60]
+    if root is None:
+        raise SpantraceError(
+            f"port {port} belongs to another user or a container; record as that user, or inside (--dir, shared)"
+        )
     raise SpantraceError(
-        f"port {port} belongs to process {root} ({title}), which is no vLLM server that spantrace can see"
+        f"port {port} belongs to process {root} ({' '.join(_title(root).split())[:60]}), "
+        "which is no vLLM server that spantrace can see"
     )
 
 
@@ -202,14 +207,14 @@ def _by_pid(pid: int, servers: list[Server]) -> Server:
     for server in servers:
         if pid in {server.root, *(member.pid for member in server.members)}:
             return server
-    if psutil.pid_exists(pid):
+    if pid < MOST_PIDS and psutil.pid_exists(pid):
         raise SpantraceError(f"process {pid} is no vLLM server that spantrace can see; try spantrace ps")
     raise SpantraceError(f"there is no process {pid}; try spantrace ps")
 
 
 def _port_of(target: str) -> int:
-    parts = urlsplit(target if "//" in target else f"//{target}")
     try:
+        parts = urlsplit(target if "//" in target else f"//{target}")
         port, host = parts.port, parts.hostname or "localhost"
     except ValueError as error:
         raise SpantraceError(f"{target!r} is no :PORT, URL or pid ({error})") from error
@@ -227,20 +232,40 @@ def _port_of(target: str) -> int:
 def _is_here(host: str) -> bool:
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise SpantraceError(f"cannot resolve {host}: {error}") from error
     own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
     return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
 
 
-def _root_of_listener(port: int) -> int | None:
-    """The topmost vLLM process of those that listen on `port`, or the listener itself; None where nobody does."""
+def _listener(port: int) -> tuple[int | None, bool]:
+    """The topmost vLLM process of those that listen on `port`, or the listener itself; and whether anybody does.
+
+    Whose socket it is shows only for this user's processes.
+    """
+    heard = False
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1] == port:
-            process = psutil.Process(connection.pid)
-            parents = [{"pid": p.pid, "title": " ".join(p.cmdline())} for p in process.parents()]
-            return _root({"pid": process.pid, "ancestors": parents})
-    return None
+        if connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port:
+            heard = True
+            if connection.pid:
+                with contextlib.suppress(psutil.Error):
+                    parents = [{"pid": p.pid, "title": _title(p.pid)} for p in psutil.Process(connection.pid).parents()]
+                    return _root({"pid": connection.pid, "ancestors": parents}), heard
+    return None, heard
+
+
+def _title(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _option(words: list[str], name: str) -> str | None:
+    """The value of the last `name VALUE` or `name=VALUE` of a command line, as argparse takes it."""
+    values = [word[len(name) + 1 :] for word in words if word.startswith(f"{name}=")]
+    values += [following for word, following in itertools.pairwise(words) if word == name]
+    return values[-1] if values else None
 
 
 def _words(command: str) -> list[str]:

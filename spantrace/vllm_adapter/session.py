@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from statistics import median
 from typing import Any
 
 from spantrace.control import Connection
+from spantrace.cuda_events import CudaEvents, Event, Stream, loaded_runtime
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
@@ -20,6 +22,10 @@ DRAIN_S = 0.25
 POLL_S = 0.05
 LAST_EVENTS_S = 5.0
 BREATH_S = 0.0003
+"""Pause between two bits of work off the server's threads, so that they get the interpreter in between."""
+POOL = 12288
+"""Events for a thousand cycles, which are then read after the recording only."""
+CREATED_AT_ONCE = 32
 ROOM_BITS = 100
 
 
@@ -48,6 +54,8 @@ class Session:
     def stop(self) -> None:
         """Remove every hook; a second call does nothing."""
         self._installation.remove()
+        if self.gpu:
+            self.gpu.close()
 
 
 def vllm_version() -> str:
@@ -56,28 +64,32 @@ def vllm_version() -> str:
     return version.partition("+")[0]
 
 
+_pool: list[Any] = []
+"""The process's timing events, kept for the next recording."""
+
+
 def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
-    """A clock on this process's GPU and the cost of recording one of its events in ns; (None, None) without a GPU."""
-    gpu = gpu_of_this_process()
-    if gpu is None:
+    """A clock on this process's GPU and what recording one event costs in ns; (None, None) without a GPU."""
+    gpu, library = gpu_of_this_process(), loaded_runtime()
+    if gpu is None or library is None:
         return None, None
     import torch
 
+    events = CudaEvents(library)
     with torch.cuda.device(gpu):
-        side = torch.cuda.Stream()
-        costs: list[int] = []
+        while len(_pool) < POOL:
+            _pool.extend(events.create() for _ in range(CREATED_AT_ONCE))
+            time.sleep(BREATH_S)
+        side = Stream(torch.cuda.Stream().cuda_stream)
+        costs = [_time_record(events, event, side) for event in _pool[:200]]
+    clock = GpuClock(events, _pool, lambda: Stream(torch.cuda.current_stream().cuda_stream))
+    return clock, float(median(costs))
 
-        def new_event() -> Any:
-            event = torch.cuda.Event(enable_timing=True)
-            begin = time.perf_counter_ns()
-            event.record(side)
-            costs.append(time.perf_counter_ns() - begin)
-            if len(costs) % 32 == 0:
-                time.sleep(BREATH_S)
-            return event
 
-        clock = GpuClock(new_event, torch.cuda.current_stream)
-    return clock, float(sorted(costs)[len(costs) // 2])
+def _time_record(events: CudaEvents, event: Event, stream: Stream) -> int:
+    begin = time.perf_counter_ns()
+    events.record(event, stream)
+    return time.perf_counter_ns() - begin
 
 
 _busy = threading.Lock()

@@ -26,12 +26,14 @@ def recorder() -> Recorder:
     assert clock is not None
     assert cost is not None
     assert 0 < cost < 100_000
+    clock.new_cycle()
     return Recorder(gpu=clock)
 
 
 def gpu_rows(recorder: Recorder) -> list[tuple[int, ...]]:
     assert recorder.gpu is not None
     torch.cuda.synchronize()
+    assert recorder.gpu.errors == 0, recorder.gpu.first_error
     while recorder.gpu.resolve():
         pass
     return list(recorder.gpu.spans())

@@ -1,0 +1,157 @@
+"""A recording that runs beside a test, and the witness inside a server's processes that tests ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conftest import spantrace_program
+
+from spantrace.frames import Frame, read_frames
+from spantrace.recording import Recording
+
+if TYPE_CHECKING:
+    from cpu_server import CpuServer
+
+LONG_S = 120.0
+POLL_S = 0.02
+MANY = ("--cycles", "1000000")
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = LONG_S) -> Any:
+    """Wait until `condition()` is true and return it; an error that names `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout:g} s")
+        time.sleep(POLL_S)
+    return found
+
+
+class LiveRecording:
+    """`spantrace record` of `server` as a process of its own."""
+
+    def __init__(self, server: CpuServer, path: Path, *arguments: str, **options: Any) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + ".part")
+        self.process = subprocess.Popen(
+            [spantrace_program(), "record", f":{server.port}", "-o", str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def armed(self) -> LiveRecording:
+        """Wait until the last process of the server records; returns the recording."""
+        wait_until(lambda: self._engine_armed() or self.process.poll() is not None, "the recording's start")
+        assert self.process.poll() is None, self.process.communicate()[1]
+        return self
+
+    def has(self, cycles: int) -> LiveRecording:
+        """Wait until so many steps were written; returns the recording."""
+        wait_until(lambda: self.steps() >= cycles or self.process.poll() is not None, f"{cycles} cycles")
+        assert self.process.poll() is None, self.process.communicate()[1]
+        return self
+
+    def steps(self) -> int:
+        """How many scheduled steps the journal holds."""
+        return sum(fact[0] == "schedule" for frame in self.frames() for fact in frame.get("facts", ()))
+
+    def frames(self) -> list[Frame]:
+        """The frames of the journal so far."""
+        if not self.part.exists():
+            return []
+        with self.part.open("rb") as file:
+            return list(read_frames(file))
+
+    def interrupt(self) -> tuple[int, str]:
+        """Press Ctrl-C, then as `ended`."""
+        self.process.send_signal(signal.SIGINT)
+        return self.ended()
+
+    def ended(self, timeout: float = LONG_S) -> tuple[int, str]:
+        """The exit code and what was said, once the process has ended."""
+        _, said = self.process.communicate(timeout=timeout)
+        return self.process.returncode, said
+
+    def _engine_armed(self) -> bool:
+        return any(frame["type"] == "armed" and frame["about"]["role"] == "engine" for frame in self.frames())
+
+
+@contextmanager
+def live(server: CpuServer, path: Path, *arguments: str) -> Iterator[LiveRecording]:
+    """A recording that lasts as long as the block, ended by Ctrl-C; it is killed where the block fails."""
+    running = LiveRecording(server, path, *arguments)
+    try:
+        yield running.armed()
+        code, said = running.interrupt()
+        assert code == 0, said
+    finally:
+        running.process.kill()
+        running.process.communicate()
+
+
+def record(server: CpuServer, path: Path, run: Callable[[], Any]) -> Recording:
+    """The recording of all that `run()` does: it begins and ends while the server is idle."""
+    with live(server, path, *MANY, "--warmup", "0"):
+        run()
+        server.speculation()
+    return Recording.load(path)
+
+
+def assert_clean(recording: Recording) -> None:
+    """Complete, nothing lost, no hook that failed or was not found."""
+    assert not recording.partial
+    for process in recording.header["processes"]:
+        assert (process["lost"], process["hook_errors"], process["first_error"]) == (0, 0, ""), process
+        assert process["missing"] == [], process
+        assert process["stopped"] is True
+
+
+class Witness:
+    """The test plugin in the processes of one server."""
+
+    def __init__(self, server: CpuServer, directory: Path) -> None:
+        self._directory = directory
+        self.root = server.pid
+        self.engine = server.process("VLLM::EngineCore").pid
+        self.workers = [p.pid for p in server.processes() if " ".join(p.cmdline()).startswith("VLLM::Worker")]
+
+    def ask(self, pid: int, name: str, *arguments: Any) -> Any:
+        """One question to the process `pid`."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(LONG_S)
+            peer.connect(os.path.relpath(self._directory / f"{pid}.sock"))
+            peer.sendall(json.dumps([name, *arguments]).encode() + b"\n")
+            return json.loads(b"".join(iter(lambda: peer.recv(1 << 16), b"")))
+
+    def remember(self) -> None:
+        """Let the engine and the workers remember every function of vLLM."""
+        for pid in (self.engine, *self.workers):
+            assert self.ask(pid, "remember") > 10_000
+
+    def changed(self) -> list[str]:
+        """The functions of vLLM that are not what they were, in any process."""
+        return [name for pid in (self.engine, *self.workers) for name in self.ask(pid, "changed")]
+
+    def observed(self) -> list[list[int]]:
+        """Drafts, drafted tokens and accepted tokens per position of each step that the API server counted."""
+        log = self._directory / f"{self.root}.observed"
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def kinds(recording: Recording) -> Counter[str]:
+    """How many cycles of each kind."""
+    from spantrace.spans import Kind
+
+    return Counter(Kind(kind).name for kind in recording.cycles.kind.tolist())

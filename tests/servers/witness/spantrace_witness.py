@@ -1,0 +1,144 @@
+"""A vLLM plugin that sees, independently of spantrace, what a server's processes do; tests ask it over a socket.
+
+It logs every statistic that the API server observes, knows whether any function of vLLM was replaced, makes a
+probe of spantrace fail, and holds the engine inside a hooked function.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socketserver
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+DIRECTORY = "SPANTRACE_WITNESS_DIR"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+STEP = "spantrace_step"
+_Key = tuple[str, str]
+
+
+def register() -> None:
+    """Called by vLLM once in each of its processes."""
+    directory = Path(os.environ[DIRECTORY])
+    _log_observations(directory / f"{os.getpid()}.observed")
+    server = socketserver.ThreadingUnixStreamServer(str(directory / f"{os.getpid()}.sock"), _Answer)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="witness", daemon=True).start()
+
+
+def _log_observations(path: Path) -> None:
+    """Write the drafts, drafted tokens and accepted tokens per position of each call that counts them."""
+    from vllm.v1.spec_decode.metrics import SpecDecodingProm
+
+    original = SpecDecodingProm.observe
+
+    @functools.wraps(original)
+    def observe(self: Any, spec_decoding_stats: Any, *arguments: Any, **named: Any) -> None:
+        stats = spec_decoding_stats
+        seen = [stats.num_drafts, stats.num_draft_tokens, *stats.num_accepted_tokens_per_pos]
+        with path.open("a") as log:
+            log.write(json.dumps(seen) + "\n")
+        original(self, spec_decoding_stats, *arguments, **named)
+
+    SpecDecodingProm.observe = observe
+
+
+class _Answer(socketserver.StreamRequestHandler):
+    """One request: a JSON list of a question's name and its arguments; one answer: what its function returns."""
+
+    def handle(self) -> None:
+        name, *arguments = json.loads(self.rfile.readline())
+        answer = QUESTIONS[name](*arguments)
+        self.wfile.write(json.dumps(answer).encode())
+
+
+_remembered: dict[_Key, Any] = {}
+
+
+def _remember() -> int:
+    """Keep every function of every vLLM module and class; how many there are."""
+    _remembered.update(_functions())
+    return len(_remembered)
+
+
+def _changed() -> list[str]:
+    """The remembered owners' functions that are not the very same objects now, or are new or gone."""
+    owners = {owner for owner, _ in _remembered}
+    now = {key: found for key, found in _functions() if key[0] in owners}
+    different = [key for key in now.keys() | _remembered.keys() if now.get(key) is not _remembered.get(key)]
+    return sorted(":".join(key) for key in different)
+
+
+def _functions() -> Iterator[tuple[_Key, Any]]:
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith("vllm."):
+            continue
+        classes = [found for found in list(vars(module).values()) if _defined_in(found, module_name)]
+        for owner, label in [(module, module_name), *((one, f"{module_name}:{one.__qualname__}") for one in classes)]:
+            for name, found in list(vars(owner).items()):
+                if isinstance(found, FunctionType | staticmethod | classmethod):
+                    yield (label, name), found
+
+
+def _defined_in(found: object, module_name: str) -> bool:
+    return isinstance(found, type) and found.__module__ == module_name
+
+
+def _fail_after(calls: int) -> None:
+    """From the given call on, the scheduler's output refuses the attribute in which spantrace numbers a step."""
+    left = calls
+
+    def refuse(output: Any, step: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("the witness refuses this step")
+        vars(output)[STEP] = step
+
+    _output_class().spantrace_step = property(lambda output: vars(output)[STEP], refuse)
+
+
+def _mend() -> None:
+    """Undo `_fail_after`."""
+    del _output_class().spantrace_step
+
+
+def _output_class() -> Any:
+    return sys.modules["vllm.v1.core.sched.output"].SchedulerOutput
+
+
+_reached, _released = threading.Event(), threading.Event()
+
+
+def _hold() -> None:
+    """Let the engine's thread stop inside the next `Scheduler.schedule`, until it is released."""
+    scheduler = sys.modules[SCHEDULER].Scheduler
+    original = scheduler._make_cached_request_data
+    _reached.clear()
+    _released.clear()
+
+    @functools.wraps(original)
+    def held(*arguments: Any, **named: Any) -> Any:
+        scheduler._make_cached_request_data = original
+        _reached.set()
+        _released.wait()
+        return original(*arguments, **named)
+
+    scheduler._make_cached_request_data = held
+
+
+QUESTIONS = {
+    "remember": _remember,
+    "changed": _changed,
+    "fail_after": _fail_after,
+    "mend": _mend,
+    "hold": _hold,
+    "reached": _reached.is_set,
+    "release": _released.set,
+}
