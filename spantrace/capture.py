@@ -37,7 +37,8 @@ class Capture:
     def __init__(self, directory: Path, members: dict[int, str], journal: Journal, options: Frame) -> None:
         self._directory, self._members, self._journal, self._options = directory, members, journal, options
         self._connections: list[Connection] = []
-        self._stopped: set[int] = set()
+        self._lost: set[int] = set()
+        self._failure = ""
         self.cycles = 0
         self.note = ""
 
@@ -66,18 +67,12 @@ class Capture:
         while not self._done(until, started):
             before = self.cycles
             if not self._read(0.1):
-                self.note = "a process of the server went away while it was recorded"
                 return
             progress(self.cycles)
             now = time.monotonic()
             last_cycle = now if self.cycles > before else last_cycle
             if now - last_cycle > until.idle and (until.seconds is None or not self.cycles):
-                if not self.cycles:
-                    raise SpantraceError(
-                        f"no cycle in {until.idle:g} s: the server is idle; put load on it while it is recorded",
-                        EXIT_NOT_COMPARABLE,
-                    )
-                self.note = f"the server went idle after {self.cycles} cycles"
+                self._give_up(until.idle)
                 return
 
     def stop(self) -> bool:
@@ -107,18 +102,33 @@ class Capture:
         enough = until.cycles is not None and self.cycles >= until.cycles
         return enough or (until.seconds is not None and time.monotonic() - started >= until.seconds)
 
+    def _give_up(self, idle: float) -> None:
+        """Say why no cycle came in `idle` seconds: SpantraceError where none ever came."""
+        if self._failure and not self.cycles:
+            raise SpantraceError(f"no cycle could be recorded, a hook failed: {self._failure}; please report it")
+        if not self.cycles:
+            raise SpantraceError(
+                f"no cycle in {idle:g} s: the server is idle; put load on it while it is recorded",
+                EXIT_NOT_COMPARABLE,
+            )
+        why = f"a hook failed ({self._failure})" if self._failure else "the server went idle"
+        self.note = f"{why} after {self.cycles} cycles"
+
     def _read(self, timeout: float) -> bool:
         """Journal what has arrived; False once a process is gone."""
-        ready, _, _ = select.select(self._connections, [], [], timeout)
-        try:
-            for connection in ready:
+        select.select(self._connections, [], [], timeout)
+        for index, connection in enumerate(self._connections):
+            try:
                 while (frame := connection.receive(0)) is not None:
-                    self._keep(self._connections.index(connection), frame)
-        except (OSError, EOFError, ValueError):
-            return False
+                    self._keep(index, frame)
+            except (OSError, EOFError, ValueError) as error:
+                return self._lose(index, error)
         return True
 
     def _stop(self, index: int) -> bool:
+        """Ask one process to stop and journal its last frames; False where it does not answer."""
+        if index in self._lost:
+            return False
         connection = self._connections[index]
         deadline = time.monotonic() + STOP_TIMEOUT_S
         try:
@@ -126,18 +136,27 @@ class Capture:
             while (left := deadline - time.monotonic()) > 0:
                 frame = connection.receive(left)
                 if frame is not None:
-                    if frame["type"] == "refused":
-                        self.note = f"a process failed while it was recorded: {frame['why']}"
-                        return False
                     self._keep(index, frame)
                     if frame.get("type") == "stopped":
                         return True
         except (OSError, EOFError, ValueError) as error:
-            self.note = f"a process broke off its recording: {error}"
+            return self._lose(index, error)
+        return self._lose(index, TimeoutError(f"no answer within {STOP_TIMEOUT_S:g} s"))
+
+    def _lose(self, index: int, error: Exception) -> bool:
+        """Let a process go that broke off; the first one's reason is noted."""
+        pid, role = list(self._members.items())[index]
+        self.note = self.note or f"{role} process {pid} broke off while it was recorded: {error}"
+        self._lost.add(index)
         return False
 
     def _keep(self, index: int, frame: Frame) -> None:
+        """Journal a frame and count the decode cycles in it; ValueError where it says that the process gave up."""
+        if frame.get("type") == "refused":
+            raise ValueError(frame.get("why"))
         self._journal.write({**frame, "process": index})
+        if "health" in frame:
+            self._failure = self._failure or frame["health"]["first_error"]
         for kind, *fact in frame.get("facts", ()):
             if kind == "schedule" and fact[2] > 0 and fact[4] == 0:
                 self.cycles += 1

@@ -56,6 +56,7 @@ class Connection:
         self._socket = peer
         self._decoder = Decoder(largest)
         self._pending: list[Frame] = []
+        self._garbage: ValueError | None = None
         # Not select(), which knows no descriptor from 1024 on: a server can have that many open.
         self._poller = select.poll()
         self._poller.register(peer, select.POLLIN)
@@ -73,12 +74,17 @@ class Connection:
         """The next frame, or None after `timeout` seconds; EOFError when the peer has closed, ValueError on garbage."""
         deadline = time.monotonic() + timeout
         while not self._pending:
+            if self._garbage:
+                raise self._garbage
             if not self._poller.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000)):
                 return None
             data = self._socket.recv(1 << 18)
             if not data:
                 raise EOFError("the peer closed the connection")
-            self._pending.extend(self._decoder.feed(data))
+            try:
+                self._pending.extend(self._decoder.feed(data))
+            except ValueError as error:
+                self._garbage = error
         return self._pending.pop(0)
 
     def close(self) -> None:
@@ -149,13 +155,16 @@ class ControlServer:
 
 
 def _listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, where it appears only once it listens: before, a client would think it dead."""
+    fresh = path.with_suffix(".new")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)
-        with _short_path(path) as address:
+        fresh.unlink(missing_ok=True)
+        with _short_path(fresh) as address:
             listener.bind(address)
-        path.chmod(0o600)
-        listener.listen(MOST_CONNECTIONS)
+        fresh.chmod(0o600)
+        listener.listen(socket.SOMAXCONN)
+        fresh.replace(path)
     except OSError:
         listener.close()
         raise

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 Frame = dict[str, Any]
 LARGEST_REQUEST = 1 << 16
 LARGEST_FRAME = 1 << 28
-MOST_ITEMS = 1 << 20
-"""Of one list or map: msgpack makes room for as many as their head promises, before any of them has come."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -27,7 +25,8 @@ class Decoder:
     """Collects received bytes and gives the whole frames in them; raises ValueError on what is no frame."""
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
-        most = min(largest, MOST_ITEMS)
+        # A list's head promises its length, and msgpack makes room for that before any item has come.
+        most = largest // 256
         self._unpacker = msgpack.Unpacker(max_buffer_size=largest, max_array_len=most, max_map_len=most)
 
     def feed(self, data: bytes) -> Iterator[Frame]:

@@ -8,72 +8,19 @@ starts; a row of a worker process belongs to the step that the worker was last h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spantrace.errors import SpantraceError
-from spantrace.frames import Frame, unpack_rows
+from spantrace.frames import Frame
+from spantrace.naming import Flags, Ints, NamedRows, Process, name_rows
 from spantrace.recording import Cycles, Header, Recording, Spans
 from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
-from spantrace.wrapping import LANE_SHIFT
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 EMIT = SPAN_ID["output.emit"]
-DROPPED = -1
-
-
-@dataclass
-class Process:
-    """What one process of the server sent: host rows [n, 3], GPU rows [n, 5] and facts."""
-
-    about: Header
-    rows: Ints
-    gpu: Ints
-    facts: dict[str, list[list[Any]]] = field(default_factory=dict)
-
-    @classmethod
-    def from_frames(cls, about: Header, frames: list[Frame]) -> Process:
-        """Collect one process's frames."""
-        process = cls(about, _rows(frames, "rows", 3), _rows(frames, "gpu", 5))
-        for frame in frames:
-            for kind, *values in frame.get("facts", ()):
-                process.facts.setdefault(kind, []).append(values)
-        return process
-
-    def table(self, kind: str, width: int) -> Ints:
-        """The facts of one kind as an array [n, width]; a fact's lists are left out."""
-        return np.array([fact[:width] for fact in self.facts.get(kind, [])], dtype=np.int64).reshape(-1, width)
-
-    def names(self, sites: int) -> Ints:
-        """The span id of each site, and in a second column what it is inside draft.propose, shape [>= sites, 2].
-
-        A journal that was cut off can hold rows of sites that it does not name: DROPPED.
-        """
-        ids = [
-            (SPAN_ID[span], SPAN_ID[span] if inside is None else SPAN_ID.get(inside, DROPPED))
-            for span, inside in self.about["sites"]
-        ]
-        ids += [(DROPPED, DROPPED)] * (sites - len(ids))
-        return np.array(ids, dtype=np.int64).reshape(-1, 2)
-
-
-def _rows(frames: list[Frame], kind: str, width: int) -> Ints:
-    parts = [unpack_rows(frame) for frame in frames if frame["type"] == kind]
-    return np.concatenate(parts) if parts else np.zeros((0, width), dtype=np.int64)
-
-
-@dataclass
-class _Named:
-    """Host rows with final names, in order of their start."""
-
-    name: Ints
-    lane: Ints
-    start: Ints
-    end: Ints
+FORWARD = SPAN_ID["target.forward"]
 
 
 def join(header: Header, frames: Iterable[Frame], partial: bool) -> Recording:
@@ -98,41 +45,8 @@ def join(header: Header, frames: Iterable[Frame], partial: bool) -> Recording:
     return Recording(header, cycles, spans, partial)
 
 
-def name_rows(process: Process) -> _Named:
-    """Name rows by site and nesting, and drop a row that lies in one of the same name on its lane."""
-    site = process.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
-    lane, start, end = process.rows[:, 0] >> LANE_SHIFT, process.rows[:, 1], process.rows[:, 2]
-    order = np.lexsort((-end, start))
-    site, lane, start, end = site[order], lane[order], start[order], end[order]
-    names = process.names(int(site.max(initial=0)) + 1)
-    name = names[site, 0]
-    proposes = (name == SPAN_ID["draft.propose"]) & (lane == 0)
-    inside = _within(start, start[proposes], end[proposes]) & (lane == 0) & ~proposes
-    name = np.where(inside, names[site, 1], name)
-    keep = (name != DROPPED) & ~_nested_in_own_kind(name, lane, start, end)
-    return _Named(name[keep], lane[keep], start[keep], end[keep])
-
-
-def _within(at: Ints, starts: Ints, ends: Ints) -> Flags:
-    """Which moments lie in one of the intervals, given in order of their start."""
-    if not len(starts):
-        return np.zeros(len(at), dtype=bool)
-    last = np.searchsorted(starts, at, side="right") - 1
-    return (last >= 0) & (at < np.maximum.accumulate(ends)[np.maximum(last, 0)])
-
-
-def _nested_in_own_kind(name: Ints, lane: Ints, start: Ints, end: Ints) -> Flags:
-    nested = np.zeros(len(name), dtype=bool)
-    key = name + (lane << 16)
-    for value in np.unique(key):
-        at = np.flatnonzero(key == value)
-        furthest = np.maximum.accumulate(end[at])
-        nested[at[1:]] = start[at[1:]] < furthest[:-1]
-    return nested
-
-
 def _cycles(
-    header: Header, processes: list[Process], engine: int, workers: list[int], rows: _Named
+    header: Header, processes: list[Process], engine: int, workers: list[int], rows: NamedRows
 ) -> tuple[Cycles, Ints, dict[str, int]]:
     """The complete cycles, the cycle number of each turn (-1 where dropped), and what was left out."""
     turns = rows.name == SPAN_ID["cycle"]
@@ -211,11 +125,13 @@ def _kinds(plan: Ints, live: Ints, idle_before: Flags, speculates: bool, warmup:
 
 
 def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:
+    """The kind of graph of each step's target pass: the first that its worker launched, the drafter's come later."""
     modes = np.full(len(step), GraphMode.UNKNOWN, dtype=np.int8)
     for worker in workers:
-        handed, graphs = worker.table("execute", 2), worker.table("graph", 2)
+        handed, graphs = worker.table("execute", 2), worker.graphs()
         at = np.searchsorted(handed[:, 1], graphs[:, 0], side="right") - 1
-        mode_of_step = {int(handed[i, 0]): int(mode) for i, mode in zip(at, graphs[:, 1], strict=True) if i >= 0}
+        in_order = reversed(list(zip(at.tolist(), graphs[:, 1].tolist(), strict=True)))
+        mode_of_step = {int(handed[i, 0]): mode for i, mode in in_order if i >= 0}
         modes[:] = [mode_of_step.get(number, GraphMode.UNKNOWN) for number in step.tolist()]
     return modes
 
@@ -223,7 +139,7 @@ def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:
 def _spans(
     header: Header,
     processes: list[Process],
-    named: list[_Named],
+    named: list[NamedRows],
     engine: int,
     workers: list[int],
     cycles: Cycles,
@@ -287,14 +203,14 @@ def _cycle_of_worker_rows(worker: Process, start: Ints, steps: Ints) -> Ints:
     return np.where(steps[real][at] == step, real[at], -1) if len(real) else np.full(len(start), -1)
 
 
-def _gpu_part(gpu: Ints, rows: _Named, cycle: Ints, lane: int) -> dict[str, Ints]:
+def _gpu_part(gpu: Ints, rows: NamedRows, cycle: Ints, lane: int) -> dict[str, Ints]:
     """GPU spans on the host's clock, each with the name and the cycle of the host row that opened it."""
-    if not len(rows.start):
-        gpu = gpu[:0]
-    at = np.minimum(np.searchsorted(rows.start, gpu[:, 1]), max(len(rows.start) - 1, 0))
-    kept = rows.start[at] == gpu[:, 1]
+    order = np.argsort(rows.opened, kind="stable")
+    at = order[np.minimum(np.searchsorted(rows.opened[order], gpu[:, 1]), len(order) - 1)] if len(order) else gpu[:0, 0]
+    gpu = gpu[: len(gpu) if len(order) else 0]
+    kept = rows.opened[at] == gpu[:, 1]
     gpu, at = gpu[kept], at[kept]
-    offset = _offset(gpu[:, 2], gpu[:, 3])
+    offset = _offset(gpu[:, 2], gpu[:, 4])
     return _part(rows.name[at], Track.GPU, lane, cycle[at], gpu[:, 3] + offset, gpu[:, 4] + offset)
 
 

@@ -79,12 +79,18 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
         elif frame["type"] == "described":
             known = {key: value for key, value in frame["server"].items() if value is not None}
             full["server"] = {**frame["server"], **full["server"], **known}
-            full["gpu"] = {**(full.get("gpu") or {}), **frame["gpu"]} if frame["gpu"] else full.get("gpu")
+            full["gpu"] = frame["gpu"] and {**_state_of(frame["gpu"]["uuid"], full.get("gpus") or []), **frame["gpu"]}
         elif frame["type"] in ("health", "stopped"):
-            processes[index].update(frame["health"], sites=frame["sites"])
+            processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))
             processes[index]["stopped"] = frame["type"] == "stopped"
     records = sum(about.get("gpu_records", 0) for about in processes.values())
     timed = sum(about.get("gpu_cycles", 0) for about in processes.values())
     full.setdefault("calibration", {})["gpu_events_per_cycle"] = records / timed if timed else 0.0
+    full.pop("gpus", None)
     full["processes"] = [processes[index] for index in sorted(processes)]
     return full
+
+
+def _state_of(uuid: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was seen of the GPU with that uuid before the recording, with or without the uuid's prefix."""
+    return next((gpu for gpu in gpus if gpu["uuid"].removeprefix("GPU-") == uuid.removeprefix("GPU-")), {})

@@ -52,15 +52,16 @@ class Recorder:
         push, pop = self._nvtx(site.name) if self.nvtx else (None, None)
         timed: dict[str, Function] = {}
         if site.gpu and self.gpu:
-            opening = self.gpu.follow if site.follows else self.gpu.open
-            timed = {"open": opening, "mark": self.gpu.mark, "marked": self.gpu.marked}
+            timed = {"open": self.gpu.follow if site.follows else self.gpu.open, "close": self.gpu.close}
         wiring = Wiring(
             row=site.row,
             append=self.rows.append,
             number=self.rows.next_number,
             clock=time.perf_counter_ns,
-            before=site.before and self.guard(site.before),
-            after=site.after and self.guard(site.after),
+            failed=self._probe_failed,
+            alive=[True],
+            before=site.before,
+            after=site.after,
             push=push,
             pop=pop,
             lane=self._lane if site.threaded else None,
@@ -73,25 +74,15 @@ class Recorder:
         self.facts.next_number()
         self.facts.append(values)
 
-    def guard(self, probe: Function) -> Function:
-        """A form of `probe` that cannot raise: its first failure is counted and is its last call."""
-        alive = True
-
-        def guarded(*arguments: Any, **named: Any) -> None:
-            nonlocal alive
-            if alive:
-                try:
-                    probe(*arguments, **named)
-                except Exception as error:
-                    alive = False
-                    self.failed(error)
-
-        return guarded
-
     def failed(self, error: Exception) -> None:
         """Count an error of the instrumentation and remember the first."""
         self.errors += 1
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
+
+    def _probe_failed(self, error: Exception, alive: list[bool]) -> None:
+        """Count a probe's failure and switch the probe off; a caller that lost this race counts once more."""
+        alive.clear()
+        self.failed(error)
 
     def drain(self) -> Iterator[Frame]:
         """Take out what was recorded since the last call, as frames; called by one thread only."""

@@ -104,7 +104,7 @@ class Recording:
         yield {"type": MAGIC, "schema": SCHEMA, "header": self.header}
         for table in (self.cycles, self.spans):
             for name, column in vars(table).items():
-                columns = column.reshape(len(column), -1).astype(np.int64)
+                columns = column.astype(np.int64).reshape(len(column), *(column.shape[1:] or (1,)))
                 yield {"type": "column", "table": type(table).__name__, "name": name, **pack_rows(columns)}
         yield {"type": "partial" if self.partial else "end"}
 

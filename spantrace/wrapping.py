@@ -20,20 +20,22 @@ Function = Callable[..., Any]
 class Wiring:
     """What one wrapper calls; None leaves that part out of the generated code.
 
-    `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `open()` and `mark(opened)` record
-    GPU events and return their numbers, which `marked` takes; `push`/`pop` are NVTX; `lane()` gives the calling
-    thread's lane shifted left by `LANE_SHIFT`. None of them may raise.
+    `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `failed(error, alive)` is told when
+    one of them raises and empties `alive`, which switches both off. `open()` and `close(row, start_ns, end_ns,
+    opened)` time the span on the GPU and `push()`/`pop()` are NVTX; none of these may raise. `lane()` gives the
+    calling thread's lane shifted left by `LANE_SHIFT`.
     """
 
     row: int | None
     append: Function
     number: Function
     clock: Function
+    failed: Function
+    alive: list[bool]
     before: Function | None = None
     after: Function | None = None
     open: Function | None = None
-    mark: Function | None = None
-    marked: Function | None = None
+    close: Function | None = None
     push: Function | None = None
     pop: Function | None = None
     lane: Function | None = None
@@ -95,19 +97,30 @@ def _source(parameters: str, call: str, wiring: Wiring) -> str:
     row = "row_" if wiring.lane is None else "row_ + lane_()"
     returns = wiring.after is None
     body = [f"def wrapper({parameters}):"]
-    body += [f"    before_({call})"] if wiring.before else []
+    body += _guarded(f"before_({call})") if wiring.before else []
     body += ["    push_()"] if wiring.push else []
-    body += ["    first__ = open_()"] if wiring.mark else []
+    body += ["    opened__ = open_()"] if wiring.open else []
     body += ["    start__ = clock_()", "    try:"]
     body += [f"        {'return' if returns else 'result__ ='} original_({call})"]
     body += ["    finally:"]
-    closing = ["        end__ = clock_()"] if wiring.mark or wiring.pop else []
+    closing = ["        end__ = clock_()"] if wiring.close or wiring.pop else []
     end = "end__" if closing else "clock_()"
     if wiring.row is not None:
         closing += [f"        append_((number_(), {row}, start__, {end}))"]
-    closing += ["        marked_(row_, start__, first__, mark_(first__))"] if wiring.mark else []
+    closing += ["        close_(row_, start__, end__, opened__)"] if wiring.close else []
     closing += ["        pop_()"] if wiring.pop else []
     body += closing or ["        pass"]
     if not returns:
-        body += [f"    after_(start__, result__{', ' + call if call else ''})", "    return result__"]
+        body += _guarded(f"after_(start__, result__{', ' + call if call else ''})")
+        body += ["    return result__"]
     return "\n".join(body)
+
+
+def _guarded(call: str) -> list[str]:
+    return [
+        "    if alive_:",
+        "        try:",
+        f"            {call}",
+        "        except Exception as error__:",
+        "            failed_(error__, alive_)",
+    ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from actors import Cast, casting
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent / "examples"))
@@ -89,6 +90,13 @@ def servers(socket_directory: Path) -> Iterator[ServerPool]:
     pool = ServerPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> Iterator[Cast]:
+    """Plays the processes of a server in the directory `sockets`: `cast(engine, worker)`."""
+    with casting(tmp_path / "sockets") as begin:
+        yield begin
 
 
 @pytest.fixture(scope="session")

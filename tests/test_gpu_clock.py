@@ -4,48 +4,51 @@ from __future__ import annotations
 
 import numpy as np
 
-from spantrace.gpu_clock import BUDGET, SHARE_NS, GpuClock
+from spantrace.gpu_clock import BUDGET, GpuClock
 
 
 class Device:
-    """A GPU whose events pass `lag` ms after they are recorded; an event is a list that holds when."""
+    """A GPU whose events pass `lag` ms after they are recorded."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000
         self.lag_ms = 0.5
         self.lookups = 0
 
-    def clock(self) -> int:
-        return self.now_ns
-
     def stream(self) -> str:
         self.lookups += 1
         return "stream"
 
-    def record(self, event: list[float], stream: str) -> None:
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ms = float("inf")
+
+    def record(self, stream: str) -> None:
         assert stream == "stream"
-        event[:] = [self.now_ns / 1e6 + self.lag_ms]
+        self.at_ms = self.device.now_ns / 1e6 + self.device.lag_ms
 
-    def passed(self, event: list[float]) -> bool:
-        return bool(event) and event[0] <= self.now_ns / 1e6
+    def query(self) -> bool:
+        return self.at_ms <= self.device.now_ns / 1e6
 
-    def elapsed_ms(self, first: list[float], second: list[float]) -> float:
-        assert self.passed(first)
-        assert self.passed(second)
-        return float(np.float32(second[0] - first[0]))
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query()
+        assert other.query()
+        return float(np.float32(other.at_ms - self.at_ms))
 
 
 def clock_on(device: Device, size: int) -> GpuClock:
-    clock = GpuClock(device, [[] for _ in range(size + 1)], device.stream, device.clock)
+    clock = GpuClock([Event(device) for _ in range(size + 1)], device.stream)
     clock.new_cycle()
     return clock
 
 
-def span(clock: GpuClock, device: Device, length_ns: int, row: int = 1) -> None:
+def span(clock: GpuClock, device: Device, length_ns: int, row: int = 1, follows: bool = False) -> None:
+    opened = clock.follow() if follows else clock.open()
     start = device.now_ns
-    first = clock.open()
     device.now_ns += length_ns
-    clock.marked(row, start, first, clock.mark(first))
+    clock.close(row, start, device.now_ns, opened)
 
 
 def read_all(clock: GpuClock) -> list[tuple[int, ...]]:
@@ -61,31 +64,24 @@ def test_a_span_has_its_length_and_its_host_start() -> None:
     span(clock, device, 2_000_000)
     assert read_all(clock) == []
     device.now_ns += 10_000_000
-    ((row, host_start, host_mark, gpu_start, gpu_end),) = read_all(clock)
-    assert (row, host_start, host_mark) == (1, start, start)
+    ((row, host_start, host_end, gpu_start, gpu_end),) = read_all(clock)
+    assert (row, host_start, host_end) == (1, start, start + 2_000_000)
     assert gpu_end - gpu_start == 2_000_000
     assert device.lookups == 1
 
 
-def test_adjacent_spans_share_an_event_and_distant_ones_do_not() -> None:
+def test_a_following_span_shares_an_event_and_another_does_not() -> None:
     device = Device()
     clock = clock_on(device, 16)
     span(clock, device, 1_000_000)
-    device.now_ns += SHARE_NS - 1
+    device.now_ns += 5_000_000
+    span(clock, device, 1_000_000, follows=True)
+    assert clock.records() == 3
     span(clock, device, 1_000_000)
-    assert clock.unread() == 3
-    device.now_ns += SHARE_NS + 1
-    span(clock, device, 1_000_000)
-    assert clock.unread() == 5
-
-
-def test_a_short_span_does_not_share_its_own_start() -> None:
-    device = Device()
-    clock = clock_on(device, 16)
-    span(clock, device, 100)
+    assert clock.records() == 5
     device.now_ns += 10_000_000
-    ((_, _, _, start, end),) = read_all(clock)
-    assert end - start == 100
+    (_, _, _, _, first_end), (_, _, _, second_start, _), _ = read_all(clock)
+    assert first_end == second_start
 
 
 def test_the_budget_of_a_cycle_is_kept_and_what_is_left_out_is_counted() -> None:
@@ -95,7 +91,7 @@ def test_the_budget_of_a_cycle_is_kept_and_what_is_left_out_is_counted() -> None
         span(clock, device, 1_000_000)
         device.now_ns += 1_000_000
     assert clock.unread() == BUDGET
-    assert clock.skipped == BUDGET
+    assert clock.skipped == BUDGET // 2
     clock.new_cycle()
     span(clock, device, 1_000_000)
     assert clock.unread() == BUDGET + 2
@@ -128,12 +124,13 @@ def test_long_recordings_are_reanchored_and_keep_their_precision() -> None:
 
 
 def test_a_failing_event_is_counted_and_never_raised() -> None:
-    class Broken(Device):
-        def record(self, event: list[float], stream: str) -> None:
+    class Broken(Event):
+        def record(self, stream: str) -> None:
             raise RuntimeError("no device")
 
-    device = Broken()
-    clock = clock_on(device, 8)
+    device = Device()
+    clock = GpuClock([Broken(device) for _ in range(9)], device.stream)
+    clock.new_cycle()
     span(clock, device, 1_000_000)
     assert clock.errors == 1
     assert "no device" in clock.first_error
@@ -142,12 +139,12 @@ def test_a_failing_event_is_counted_and_never_raised() -> None:
 
 def test_nothing_is_recorded_before_the_first_cycle_or_after_the_end() -> None:
     device = Device()
-    clock = GpuClock(device, [[] for _ in range(9)], device.stream, device.clock)
+    clock = GpuClock([Event(device) for _ in range(9)], device.stream)
     span(clock, device, 1_000_000)
     assert clock.records() == 0
     clock.new_cycle()
     span(clock, device, 1_000_000)
-    clock.close()
+    clock.end()
     span(clock, device, 1_000_000)
     assert clock.records() == 2
 
@@ -156,7 +153,6 @@ def test_a_following_span_takes_the_last_mark_of_its_own_cycle_only() -> None:
     device = Device()
     clock = clock_on(device, 16)
     span(clock, device, 1_000_000)
-    device.now_ns += 5_000_000
     assert clock.follow() == 1
     clock.new_cycle()
     assert clock.follow() == 2

@@ -14,7 +14,7 @@ NEWEST = hooks_for(SUPPORTED[-1])
 
 def test_every_span_is_hooked_and_every_hook_names_a_span() -> None:
     named = {hook.span for hook in ALL} | {hook.in_draft for hook in ALL}
-    assert named - {None} == set(SPAN_NAMES)
+    assert named - {None} == set(SPAN_NAMES) - {"target.input_prep"}
 
 
 def test_a_hook_without_a_span_has_a_probe() -> None:

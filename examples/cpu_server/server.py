@@ -68,6 +68,12 @@ class CpuServer(Client):
         """Whether the root process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """The root process's exit code, None while it runs."""
+        assert self._process is not None, "the server is not running"
+        return self._process.poll()
+
     def processes(self) -> list[psutil.Process]:
         """The root process and all its descendants."""
         root = psutil.Process(self.pid)

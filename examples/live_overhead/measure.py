@@ -13,6 +13,7 @@ Writes NAME.spantrace, NAME.json and summary.md into RESULTS.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -37,6 +38,7 @@ from spantrace.vllm_adapter.servers import engine_and_workers, find
 CYCLES = 1000
 WARMUP = 50
 SETTLE_S = 0.1
+FIRST_PORT = 8100
 READY_S = 420
 
 
@@ -53,9 +55,14 @@ V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 SYNC = ("--no-async-scheduling",)
 SETS = {
     "0.33.0": [Setup("v0.33.0-V2-async", V2), Setup("v0.33.0-V2-sync", V2, SYNC)],
-    "0.26.0-async": [Setup("v0.26.0-V2-async", V2), Setup("v0.26.0-V1-async", V1)],
-    "0.26.0-sync": [Setup("v0.26.0-V2-sync", V2, SYNC), Setup("v0.26.0-V1-sync", V1, SYNC)],
+    "0.26.0": [
+        Setup("v0.26.0-V2-async", V2),
+        Setup("v0.26.0-V1-async", V1),
+        Setup("v0.26.0-V1-sync", V1, SYNC),
+        Setup("v0.26.0-V2-sync", V2, SYNC),
+    ],
 }
+"""Server i runs on GPU i modulo the number of GPUs; two of them fit on one H200. V1 is 0.26.0's default here."""
 
 
 class Gaps(NamedTuple):
@@ -109,15 +116,16 @@ class Stream(threading.Thread):
         return Gaps(float(gaps.mean() / 1e6), float(np.median(gaps) / 1e6))
 
 
-def serve(setup: Setup, port: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Start `vllm serve` on the dummy NemotronH with its DFlash drafter, in the vLLM seed's geometry."""
     model = options.models / options.model
     speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
                    "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
     if not options.cpu:
         speculative["attention_backend"] = "TRITON_ATTN"
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m",
-               "--host", "127.0.0.1", "--port", str(port), "--speculative-config", json.dumps(speculative)]  # fmt: skip
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m"]
+    command += ["--host", "127.0.0.1", "--port", str(FIRST_PORT + index)]
+    command += ["--speculative-config", json.dumps(speculative)]
     if options.cpu:
         command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]
     else:
@@ -128,7 +136,9 @@ def serve(setup: Setup, port: int, options: argparse.Namespace) -> subprocess.Po
             *("--kv-cache-memory-bytes", str(3 << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
             *("--compilation-config", json.dumps(graphs), *setup.arguments),
         ]
-    environment = {**os.environ, **({} if options.cpu else setup.environment)}
+    environment = dict(os.environ)
+    if not options.cpu:
+        environment |= {**setup.environment, "CUDA_VISIBLE_DEVICES": str(index % options.gpus)}
     log = (options.out / f"{setup.name}.log").open("wb")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -201,8 +211,25 @@ def compare(bare: list[Gaps], recorded: list[Gaps], column: int) -> dict[str, ob
     }
 
 
+def pin(engine: int) -> None:
+    """Give the engine's main thread a core of its own and keep every other thread off it and off its sibling.
+
+    Without this the scheduler moves the engine beside its own client now and then, and the cycle jumps by half.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[len(cores) // 2]
+    text = Path(f"/sys/devices/system/cpu/cpu{own}/topology/thread_siblings_list").read_text()
+    first, _, last = text.strip().replace("-", ",").partition(",")
+    rest = set(cores) - {own, int(first), int(last or first)}
+    for tasks in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(tasks.name), {own} if int(tasks.name) == engine else rest)
+
+
 def study(setup: Setup, port: int, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is measured on one server."""
+    if not options.cpu:
+        pin(engine_and_workers(find(f":{port}", default_directory()))[1].pid)
     stream = Stream(port, options.tokens)
     stream.start()
     time.sleep(options.settle)
@@ -241,13 +268,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000, help="tokens of one request")
     parser.add_argument("--rounds", type=int, default=40, help="ABBA rounds: four windows each")
     parser.add_argument("--window", type=float, default=0.4, help="seconds of one window")
-    parser.add_argument("--settle", type=float, default=6.0, help="seconds of load before the first recording")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds of load before the first recording")
     parser.add_argument("--cpu", action="store_true", help="a CPU build of vLLM: arguments that it understands")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread the servers over")
     parser.add_argument("--only", type=int, help="only the first N servers of the set")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     setups = SETS[options.set][: options.only]
-    servers = [serve(setup, 8100 + index, options) for index, setup in enumerate(setups)]
+    servers = [serve(setup, index, options) for index, setup in enumerate(setups)]
     deadline = time.monotonic() + READY_S
     lines = [
         "| server | cycle ms, not recorded | recorded | change | 95% interval | A to A |",
@@ -255,16 +283,17 @@ def main() -> None:
     ]
     try:
         for index, (setup, server) in enumerate(zip(setups, servers, strict=True)):
-            if not wait_ready(server, 8100 + index, deadline):
+            if not wait_ready(server, FIRST_PORT + index, deadline):
                 lines.append(f"| {setup.name} | did not start: see its log | | | | |")
                 continue
             print(f"{setup.name} is up at {time.strftime('%H:%M:%S')}", flush=True)
             try:
-                r = study(setup, 8100 + index, options)
+                r = study(setup, FIRST_PORT + index, options)
             except (RuntimeError, subprocess.SubprocessError, OSError) as error:
                 lines.append(f"| {setup.name} | failed: {error} | | | | |")
                 continue
             lines += [_line(setup.name, name, r[name]) for name in Gaps._fields if name in r]
+            print("\n".join(lines[-2:]), flush=True)
     finally:
         for server in servers:
             os.killpg(server.pid, signal.SIGTERM)

@@ -83,17 +83,16 @@ def _host_spans() -> Finding:
 
 
 def _gpu() -> Finding:
-    from spantrace.vllm_adapter.gpu_state import gpu_state
+    from spantrace.vllm_adapter.gpu_state import gpu_states
 
-    state = gpu_state()
-    if state is None:
+    states = gpu_states()
+    if not states:
         return "GPU spans", "no", "nvidia-smi finds no GPU: reports are of the host only"
-    others = len(state["processes"])
-    return (
-        "GPU spans",
-        "ok",
-        f"{state['name']}, SM {state['sm_mhz']} MHz, driver {state['driver']}, {others} processes on it",
-    )
+    described = [
+        f"{state['name']}, SM {state['sm_mhz']} MHz, driver {state['driver']}, {len(state['processes'])} processes on it"
+        for state in states
+    ]
+    return "GPU spans", "ok", "; ".join(described)
 
 
 def _nvtx() -> Finding:

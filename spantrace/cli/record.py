@@ -56,7 +56,7 @@ def command(
         raise SpantraceError(f"{there} exists; choose another name or add --force")
     place = directory or default_directory()
     found = find(server, place)
-    workers, engine = engine_and_workers(found, int(server) if server.isdigit() else None)
+    workers, engine = engine_and_workers(found, int(server) if server.isdecimal() else None)
     path = output or Path(f"{_stem(found.model())}-{time.strftime('%Y%m%d-%H%M%S')}.spantrace")
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
@@ -100,7 +100,7 @@ def _header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
     import platform
 
     from spantrace import __version__
-    from spantrace.vllm_adapter.gpu_state import gpu_state
+    from spantrace.vllm_adapter.gpu_state import gpu_states
 
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -112,7 +112,8 @@ def _header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
         },
-        "gpu": gpu_state(),
+        "gpu": None,
+        "gpus": gpu_states(),
         "server": {"args": started_as},
         "optimizations": [],
         "options": options,

@@ -192,7 +192,7 @@ def trust_facts(found: Trust, created: str) -> list[Fact]:
     else:
         share = f" ({found.own_cost_share:.2%})" if found.own_cost_share is not None else ""
         span = f", {found.host_span_ns:.0f} ns a span" if found.host_span_ns is not None else ""
-        cost = f"own cost {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {created[:10] or 'then'}"
+        cost = f"own cost at least {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {created[:10] or 'then'}"
     parts = [f"lost rows {found.lost:,}", f"hook errors {found.hook_errors:,}"]
     parts += [f"residual: {residual or 'unknown'}", cost]
     if found.missing:

@@ -16,17 +16,15 @@ _FIELDS = {
 }
 
 
-def gpu_state() -> dict[str, Any] | None:
-    """The first GPU as nvidia-smi describes it, with the pids of the processes on it; None without nvidia-smi."""
-    gpus = _query("gpu", list(_FIELDS.values()))
-    if not gpus:
-        return None
-    state: dict[str, Any] = dict(zip(_FIELDS, gpus[0], strict=True))
-    for clock in ("sm_mhz", "memory_mhz"):
-        state[clock] = int(state[clock]) if state[clock].isdigit() else None
+def gpu_states() -> list[dict[str, Any]]:
+    """Every GPU as nvidia-smi describes it, with the pids of the processes on it; none without nvidia-smi."""
     processes = _query("compute-apps", ["gpu_uuid", "pid"])
-    state["processes"] = [int(pid) for uuid, pid in processes if uuid == state["uuid"] and pid.isdigit()]
-    return state
+    states = [dict[str, Any](zip(_FIELDS, row, strict=True)) for row in _query("gpu", list(_FIELDS.values()))]
+    for state in states:
+        for clock in ("sm_mhz", "memory_mhz"):
+            state[clock] = int(state[clock]) if state[clock].isdigit() else None
+        state["processes"] = [int(pid) for uuid, pid in processes if uuid == state["uuid"] and pid.isdigit()]
+    return states
 
 
 def _query(what: str, fields: list[str]) -> list[list[str]]:

@@ -11,14 +11,14 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 
 ENGINE = (
     # `step` and `step_with_batch_queue` are bound into `step_fn` at start: a patch of theirs would never fire.
-    Hook("cycle", _CORE + "_process_engine_step", probe="engine"),
+    Hook("cycle", _CORE + "_process_engine_step"),
     Hook(None, _CORE + "_process_input_queue", probe="idle"),
     Hook("schedule", _SCHEDULER + "schedule", probe="schedule"),
     Hook("output.update", _SCHEDULER + "update_from_output", probe="update"),
     # The only source of vllm:spec_decode_*: called once for each request whose drafts were verified.
     Hook(None, _SCHEDULER + "make_spec_decoding_stats", probe="acceptance"),
-    Hook("output.wait", "vllm.v1.executor.multiproc_executor:FutureWrapper.result", threaded=True),
-    Hook("output.wait", "vllm.v1.executor.uniproc_executor:AsyncOutputFuture.result", threaded=True),
+    # UniProcExecutor's future only calls get_output, which the runners' tables hook.
+    Hook("output.wait", "vllm.v1.executor.multiproc_executor:FutureWrapper.result"),
     Hook("output.emit", "vllm.v1.serial_utils:MsgpackEncoder.encode_into", threaded=True),
     Hook(None, "vllm.v1.worker.gpu_worker:Worker.execute_model", probe="execute"),
 )

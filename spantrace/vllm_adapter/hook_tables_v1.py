@@ -1,7 +1,7 @@
 """Hooks of model runner V1 (vllm/v1/worker/gpu_model_runner.py, also on the CPU) and its proposers.
 
-Timed on the GPU in a DFlash cycle, with the events each needs: _prepare_inputs 2, _model_forward 2, _sample 1,
-set_inputs_first_pass 1, the drafter's context K/V 2, its forward 1, _sample_draft_tokens 1: ten.
+Timed on the GPU in a DFlash cycle, with the events each needs: _model_forward 2, _sample 1,
+set_inputs_first_pass 1, the drafter's context K/V 2, its forward 1, _sample_draft_tokens 1: eight.
 """
 
 from __future__ import annotations
@@ -10,40 +10,25 @@ from spantrace.vllm_adapter.hook_types import Hook
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 _OUTPUT = "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput."
-_MAMBA = "vllm.v1.worker.mamba_utils:"
 _PROPOSERS = "vllm.v1.spec_decode."
 _BASE = _PROPOSERS + "llm_base_proposer:SpecDecodeBaseProposer."
 _DFLASH = _PROPOSERS + "dflash:DFlashProposer."
 
 _TARGET = (
-    Hook("target.input_prep", _RUNNER + "_update_states", runner="V1"),
-    Hook("target.input_prep", _RUNNER + "_prepare_inputs", runner="V1", gpu=True),
-    Hook("target.input_prep", _RUNNER + "_determine_batch_execution_and_padding", runner="V1", probe="graph"),
-    Hook("target.input_prep", _MAMBA + "preprocess_mamba", runner="V1"),
-    Hook("target.input_prep", _MAMBA + "stage_postprocess_inputs_to_gpu", runner="V1"),
-    Hook("target.input_prep", _RUNNER + "_get_slot_mappings", runner="V1"),
-    Hook("target.input_prep", _RUNNER + "_preprocess", runner="V1"),
-    Hook("target.input_prep", "vllm.v1.worker.gpu_model_runner:update_ngram_gpu_tensors_incremental", runner="V1"),
+    Hook(None, _RUNNER + "_determine_batch_execution_and_padding", runner="V1", probe="graph"),
     Hook("target.metadata", _RUNNER + "_build_attention_metadata", runner="V1"),
     Hook("target.forward", _RUNNER + "_model_forward", runner="V1", gpu=True),
     # The logits are computed between the forward and _sample: on the GPU they belong to the sample.
     Hook("sample", _RUNNER + "_sample", runner="V1", gpu=True, follows=True),
-    Hook("postprocess", _RUNNER + "_update_states_after_model_execute", runner="V1"),
     Hook("postprocess", _RUNNER + "_bookkeeping_sync", runner="V1"),
-    Hook("postprocess", _OUTPUT + "__init__", runner="V1"),
 )
 
 _DRAFT = (
     Hook("draft.propose", _RUNNER + "propose_draft_token_ids", runner="V1"),
-    Hook("draft.input_prep", _BASE + "prepare_next_token_ids_padded", runner="V1"),
-    Hook("draft.input_prep", _BASE + "prepare_next_token_ids_cpu", runner="V1"),
-    Hook("draft.input_prep", _BASE + "prepare_inputs_padded", runner="V1"),
-    Hook("draft.input_prep", _BASE + "prepare_inputs", runner="V1"),
     Hook("draft.input_prep", _BASE + "set_inputs_first_pass", runner="V1", gpu=True, follows=True),
     Hook("draft.input_prep", _DFLASH + "set_inputs_first_pass", runner="V1", gpu=True, follows=True),
     Hook("draft.input_prep", _BASE + "build_model_inputs_first_pass", runner="V1"),
     Hook("draft.input_prep", _BASE + "_update_positions_dependent_metadata", runner="V1"),
-    Hook("draft.input_prep", _PROPOSERS + "ngram_proposer_gpu:NgramProposerGPU.update_token_ids_ngram", runner="V1"),
     Hook("draft.metadata", _BASE + "build_per_group_and_layer_attn_metadata", runner="V1"),
     Hook("draft.metadata", _PROPOSERS + "gemma4:Gemma4Proposer.build_per_group_and_layer_attn_metadata", runner="V1"),
     Hook(

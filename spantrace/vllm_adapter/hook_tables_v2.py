@@ -1,9 +1,8 @@
 """Hooks of model runner V2 (vllm/v1/worker/gpu/model_runner.py) and its speculators.
 
-Timed on the GPU in a DFlash or DSpark cycle with FULL graphs, with the events each needs: prepare_inputs 2, the
-target's run_fullgraph 2, sample 1, postprocess_sampled 1, prepare_dflash_inputs 1 (per group of the drafter's KV
-cache), up to 0.30 the context K/V 1, from 0.33 _prepare_graph_replay 1, the drafter's run_fullgraph 2: ten, or
-nine on 0.31 and 0.32.
+Timed on the GPU in a DFlash or DSpark cycle with FULL graphs, with the events each needs: the target's
+run_fullgraph 2, sample 1, postprocess_sampled 1, prepare_dflash_inputs 1 (per group of the drafter's KV cache),
+up to 0.30 the context K/V 1, the drafter's run_fullgraph 2: eight, or seven from 0.31 on.
 """
 
 from __future__ import annotations
@@ -19,27 +18,17 @@ _GRAPHS = _GPU + "cudagraph_utils:CudaGraphManager."
 _OUTPUT = _GPU + "async_utils:AsyncOutput."
 
 _TARGET = (
-    Hook("target.input_prep", _RUNNER + "finish_requests", runner="V2"),
-    Hook("target.input_prep", _RUNNER + "add_requests", runner="V2"),
-    Hook("target.input_prep", _RUNNER + "update_requests", runner="V2"),
-    Hook("target.input_prep", _GPU + "block_table:BlockTables.apply_staged_writes", runner="V2"),
-    Hook("target.input_prep", _RUNNER + "gather_batch_req_state", ">=0.28", runner="V2"),
-    Hook("target.input_prep", _MODULE + "dispatch_cg_and_sync_dp", runner="V2", probe="graph"),
-    Hook("target.input_prep", _RUNNER + "prepare_inputs", runner="V2", gpu=True),
-    Hook("target.input_prep", _RUNNER + "prepare_attn", runner="V2"),
-    Hook("target.input_prep", _HYBRID + "preprocess_state", runner="V2"),
-    Hook("target.metadata", _MODULE + "build_slot_mappings_by_layer", runner="V2"),
     Hook("target.metadata", _STATES + "default:DefaultModelState.prepare_attn", runner="V2"),
     Hook("target.metadata", _HYBRID + "prepare_attn", runner="V2"),
     Hook("target.metadata", _STATES + "encoder_decoder:EncoderDecoderModelState.prepare_attn", runner="V2"),
     Hook("target.metadata", _STATES + "encoder_only:EncoderOnlyModelState.prepare_attn", ">=0.27", runner="V2"),
     # The manager of the target's graphs calls its base, which the drafter's managers inherit: one hook for all.
-    Hook("target.forward", _GRAPHS + "run_fullgraph", runner="V2", gpu=True, in_draft="draft.forward"),
-    Hook("target.forward", _GRAPHS + "run_pw_graph", runner="V2", gpu=True, in_draft="draft.forward"),
+    Hook("target.forward", _GRAPHS + "run_fullgraph", runner="V2", gpu=True, in_draft="draft.forward", graph="FULL"),
+    Hook(
+        "target.forward", _GRAPHS + "run_pw_graph", runner="V2", gpu=True, in_draft="draft.forward", graph="PIECEWISE"
+    ),
     Hook("sample", _RUNNER + "sample", runner="V2", gpu=True, follows=True),
-    Hook("postprocess", _OUTPUT + "__init__", runner="V2"),
     Hook("postprocess", _RUNNER + "postprocess_sampled", runner="V2", gpu=True, follows=True),
-    Hook("postprocess", _GPU + "spec_decode.utils:DraftTokensHandler.set_draft_tokens", runner="V2"),
     Hook("output.wait", _OUTPUT + "get_output", runner="V2", threaded=True),
     Hook("output.wait", _GPU + "async_utils:AsyncPoolingOutput.get_output", runner="V2", threaded=True),
     Hook("output.wait", _GPU + "spec_decode.utils:DraftTokensHandler.get_draft_tokens", runner="V2"),

@@ -17,7 +17,8 @@ class Hook:
     only what `probe` reads. Inside `draft.propose` the row is named `in_draft` where that is set. `gpu` also
     times the call on the GPU's stream. `follows` says that vLLM launches nothing but this span's own work on the
     stream since the GPU span before it, which may therefore lend its closing event as this one's opening event.
-    `threaded` marks functions that may run off the process's main thread.
+    `threaded` marks functions that may run off the process's main thread. `graph` is the kind of CUDA graph that
+    a call of this function means.
     """
 
     span: str | None
@@ -29,6 +30,7 @@ class Hook:
     in_draft: str | None = None
     probe: str | None = None
     threaded: bool = False
+    graph: str | None = None
 
     @property
     def name(self) -> str:
@@ -50,3 +52,4 @@ class ModelHook:
     gpu: bool = False
     follows: bool = False
     in_draft: str | None = None
+    graph: str | None = None

@@ -7,15 +7,8 @@ is hooked on the model's own class (`MODEL_HOOKS`), as soon as a hook has seen t
 span                      runner V1                                 runner V2
 cycle                     both: EngineCoreProc ._process_engine_step
 schedule                  both: Scheduler .schedule
-target.input_prep         preprocess_mamba                          dispatch_cg_and_sync_dp
-                          stage_postprocess_inputs_to_gpu           GPUModelRunner .finish_requests
-                          update_ngram_gpu_tensors_incremental      .add_requests .update_requests
-                          GPUModelRunner ._update_states            .gather_batch_req_state .prepare_inputs
-                          ._prepare_inputs                          .prepare_attn
-                          ._determine_batch_execution_and_padding   BlockTables .apply_staged_writes
-                          ._get_slot_mappings ._preprocess          MambaHybridModelState .preprocess_state
-target.metadata           GPUModelRunner ._build_attention_metadata build_slot_mappings_by_layer
-                                                                    DefaultModelState .prepare_attn
+target.input_prep         from the start of Worker.execute_model to target.forward, less target.metadata
+target.metadata           GPUModelRunner ._build_attention_metadata DefaultModelState .prepare_attn
                                                                     MambaHybridModelState .prepare_attn
                                                                     EncoderDecoderModelState .prepare_attn
                                                                     EncoderOnlyModelState .prepare_attn
@@ -35,12 +28,10 @@ target.metadata.gdn       both: GDNAttentionMetadataBuilder .build .update_block
 target.forward            GPUModelRunner ._model_forward            CudaGraphManager .run_fullgraph
                           drafter .call                             .run_pw_graph
                                                                     target .call
-sample                    both: target .compute_logits
-                          GPUModelRunner ._sample                   GPUModelRunner .sample
-postprocess               GPUModelRunner                            AsyncOutput .__init__
-                          ._update_states_after_model_execute       GPUModelRunner .postprocess_sampled
-                          ._bookkeeping_sync                        DraftTokensHandler .set_draft_tokens
-                          AsyncGPUModelRunnerOutput .__init__
+sample                    GPUModelRunner ._sample                   GPUModelRunner .sample
+                          target .compute_logits
+postprocess               from the end of sample or draft.propose to the end of:
+                          GPUModelRunner ._bookkeeping_sync         GPUModelRunner .postprocess_sampled
 draft.propose             GPUModelRunner .propose_draft_token_ids   DFlashSpeculator .propose
                                                                     AutoRegressiveSpeculator .propose
                                                                     TargetDependentARSpeculator .propose
@@ -49,16 +40,14 @@ draft.propose             GPUModelRunner .propose_draft_token_ids   DFlashSpecul
                                                                     MultiModuleMTPSpeculator .propose
                                                                     NgramGPUSpeculator .propose
                                                                     ExtractHiddenStatesSpeculator .propose
-draft.input_prep          both: drafter .combine_hidden_states
+draft.input_prep          from the start of draft.propose or the end of its last child to the end of:
                           SpecDecodeBaseProposer                    prepare_dflash_inputs
-                          .prepare_next_token_ids_padded            prepare_prefill_inputs
-                          .prepare_next_token_ids_cpu               prepare_decode_inputs
-                          .prepare_inputs_padded .prepare_inputs    DFlashSpeculator ._prepare_graph_replay
-                          .set_inputs_first_pass                    ._store_hidden_states
-                          .build_model_inputs_first_pass            DraftModelSpeculator ._copy_request_inputs
-                          ._update_positions_dependent_metadata     MultiModuleMTPSpeculator ._prepare_inputs
-                          DFlashProposer .set_inputs_first_pass
-                          NgramProposerGPU .update_token_ids_ngram
+                          .set_inputs_first_pass                    prepare_prefill_inputs
+                          .build_model_inputs_first_pass            prepare_decode_inputs
+                          ._update_positions_dependent_metadata     DFlashSpeculator ._prepare_graph_replay
+                          DFlashProposer .set_inputs_first_pass     ._store_hidden_states
+                                                                    DraftModelSpeculator ._copy_request_inputs
+                                                                    MultiModuleMTPSpeculator ._prepare_inputs
 draft.context_kv          drafter .precompute_and_store_context_kv  drafter .precompute_and_store_context_kv
 draft.metadata            SpecDecodeBaseProposer                    build_slot_mappings_by_layer
                           .build_per_group_and_layer_attn_metadata  DFlashSpeculator
@@ -78,7 +67,6 @@ draft.forward             SpecDecodeBaseProposer                    DFlashSpecul
                                                                     StandaloneARSpeculator ._run_model
                                                                     MultiModuleMTPSpeculator ._generate_drafts
 output.wait               both: FutureWrapper .result
-                          both: AsyncOutputFuture .result
                           update_scheduler_for_invalid_drafts       AsyncOutput .get_output
                           AsyncGPUModelRunnerOutput .get_output     AsyncPoolingOutput .get_output
                           GPUModelRunner ._to_list                  DraftTokensHandler .get_draft_tokens
@@ -112,9 +100,8 @@ HOOKS: tuple[Hook, ...] = ENGINE + BUILDERS + V1 + V2
 
 MODEL_HOOKS = (
     # Runner V2 without a graph; on V1 the row nests in _model_forward's and is the same one.
-    ModelHook("target.forward", "target", "call", runner="V2", gpu=True, in_draft="draft.forward"),
-    ModelHook("sample", "target", "compute_logits", in_draft="draft.forward"),
-    ModelHook("draft.input_prep", "drafter", "combine_hidden_states"),
+    ModelHook("target.forward", "target", "call", runner="V2", gpu=True, in_draft="draft.forward", graph="NONE"),
+    ModelHook("sample", "target", "compute_logits", runner="V1", in_draft="draft.forward"),
     ModelHook("draft.context_kv", "drafter", "precompute_and_store_context_kv", runner="V1", gpu=True),
     ModelHook("draft.context_kv", "drafter", "precompute_and_store_context_kv", runner="V2", gpu=True, follows=True),
     # Named as the target's: with method draft_model both can be of one class, and in_draft tells them apart.
@@ -132,11 +119,20 @@ def hooks_for(version: str) -> tuple[Hook, ...]:
     return tuple(hook for hook in HOOKS if nearest in SpecifierSet(hook.versions))
 
 
+DRAWN = {
+    "target.input_prep": "from the start of Worker.execute_model to target.forward, less target.metadata",
+    "postprocess": "from the end of sample or draft.propose to the end of:",
+    "draft.input_prep": "from the start of draft.propose or the end of its last child to the end of:",
+}
+"""Spans that begin at a boundary (spantrace.naming draws them): less to hook, and nothing between goes missing."""
+
+
 def table() -> str:
     """Which function of which runner each span wraps, as the text of this module's docstring."""
     rows = [("span", "runner V1", "runner V2")]
     for span in SPAN_NAMES:
-        cells = [(f"both: {line}", "") for line in _cell(span, None, 78)]
+        cells = [(DRAWN[span], "")] if span in DRAWN else []
+        cells += [(f"both: {line}", "") for line in _cell(span, None, 78)]
         cells += zip_longest(_cell(span, "V1", 41), _cell(span, "V2", 42), fillvalue="")
         rows += [("" if index else span, *pair) for index, pair in enumerate(cells)]
     return "\n".join(f"{span:<26}{v1:<42}{v2}".rstrip() for span, v1, v2 in rows)

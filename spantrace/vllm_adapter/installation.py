@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from typing import Any
 
 from spantrace.patching import Patch, PatchSet, plan
 from spantrace.recorder import Recorder, Site
+from spantrace.spans import GraphMode
 from spantrace.vllm_adapter.description import runner_version
 from spantrace.vllm_adapter.hooks import MODEL_HOOKS, WAIT_EVENTS, Hook, ModelHook
 from spantrace.vllm_adapter.probes import Probes
@@ -23,6 +25,7 @@ class Installation:
         self._lock = threading.Lock()
         self._removed = False
         self.sites: list[tuple[str, str | None]] = []
+        self.graphs: dict[str, int] = {}
         self.missing: list[str] = []
 
     def plan(self, hooks: Iterable[Hook]) -> None:
@@ -81,6 +84,8 @@ class Installation:
             after=getattr(self._probes, f"{probe}_after", None) if probe else None,
         )
         patch = plan(owner, name, lambda function: self._recorder.wrap(function, site))
+        if hook.graph is not None:
+            self.graphs[str(len(self.sites))] = int(GraphMode[hook.graph])
         if hook.span is not None:
             self.sites.append((hook.span, hook.in_draft))
         return patch
@@ -127,10 +132,6 @@ def method_owner(model: Any, method: str) -> tuple[type, str] | None:
     "call" is `__call__` where a class above torch.nn.Module defines one (torch.compile's decorator does), else
     `forward`.
     """
-    for base in type(model).__mro__:
-        if base.__module__.startswith("torch."):
-            break
-        for name in ("__call__", "forward") if method == "call" else (method,):
-            if name in vars(base):
-                return base, name
-    return None
+    own = itertools.takewhile(lambda base: not base.__module__.startswith("torch."), type(model).__mro__)
+    names = ("__call__", "forward") if method == "call" else (method,)
+    return next(((base, name) for name, base in itertools.product(names, own) if name in vars(base)), None)

@@ -36,17 +36,11 @@ class Probes:
         self._gpu = recorder.gpu
         self._on_runner: Callable[[Any], None] | None = on_runner
         self._pairs: list[int] = []
-        self._live = 0
-        self._engine: Any = None
+        self._scheduler: Any = None
 
     def config(self) -> Any:
-        """The server's configuration, once a hook has seen the engine or the worker that holds it."""
-        holder = self._engine or known_runner()
-        return getattr(holder, "vllm_config", None)
-
-    def engine_before(self, engine: Any, *_: Any) -> None:
-        """Remember the engine, whose configuration is read later, off its thread."""
-        self._engine = engine
+        """The server's configuration, once a hook has seen the scheduler or the runner that holds it."""
+        return getattr(self._scheduler or known_runner(), "vllm_config", None)
 
     def idle_after(self, start: int, *_: Any) -> None:
         """Note a wait for requests that was long enough to be idleness."""
@@ -54,8 +48,9 @@ class Probes:
         if end - start > IDLE_NS:
             self._fact("idle", start, end)
 
-    def schedule_after(self, start: int, output: Any, *_: Any) -> None:
+    def schedule_after(self, start: int, output: Any, scheduler: Any, *_: Any) -> None:
         """Number the step and note its tokens, requests, prefilling requests and requests with drafts."""
+        self._scheduler = scheduler
         step = next(_steps)
         setattr(output, STEP, step)
         prefilling = len(output.scheduled_new_reqs) + output.scheduled_cached_reqs.num_output_tokens.count(0)
@@ -70,24 +65,17 @@ class Probes:
             int(bool(getattr(output, "skip_drafts", False))),
         )
 
-    def update_before(self, scheduler: Any, scheduler_output: Any, *_: Any) -> None:
-        """Count the step's requests that are still alive before its result is taken in."""
-        requests = scheduler.requests
-        self._pairs = []
-        self._live = sum(
-            (request := requests.get(name)) is not None and not request.is_finished()
-            for name in scheduler_output.num_scheduled_tokens
-        )
-
     def acceptance_before(
         self, _: Any, __: Any, drafted: int, accepted: int, invalid: dict[str, int] | None, request: str
     ) -> None:
         """Note one request's drafted and accepted tokens, as vLLM's own counters get them."""
         self._pairs += (drafted - (invalid.get(request, 0) if invalid else 0), accepted)
 
-    def update_after(self, start: int, _: Any, __: Any, scheduler_output: Any, *___: Any) -> None:
-        """Note what the step accepted."""
-        self._fact("update", getattr(scheduler_output, STEP, 0), start, self._live, self._pairs)
+    def update_after(self, start: int, outputs: dict[int, Any], _: Any, scheduler_output: Any, *__: Any) -> None:
+        """Note what the step accepted, and for how many requests it gave an output: none if all had finished."""
+        pairs, self._pairs = self._pairs, []
+        given = sum(len(output.outputs) for output in outputs.values())
+        self._fact("update", getattr(scheduler_output, STEP, 0), start, given, pairs)
 
     def execute_before(self, worker: Any, scheduler_output: Any, *_: Any) -> None:
         """Note which step this worker was handed, and when."""

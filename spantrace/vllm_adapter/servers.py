@@ -163,7 +163,7 @@ def _is_vllm(title: str) -> bool:
     return (
         title.startswith("VLLM::")
         or "vllm.entrypoints" in title
-        or (any(Path(word).name == "vllm" for word in words[:3]) and "serve" in words)
+        or any(Path(word).name == "vllm" and following == "serve" for word, following in itertools.pairwise(words[:4]))
     )
 
 

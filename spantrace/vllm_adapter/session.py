@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from spantrace.control import Connection
-from spantrace.cuda_events import CudaEvents, Event, Stream, loaded_runtime
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
@@ -25,7 +24,7 @@ BREATH_S = 0.0003
 """Pause between two bits of work off the server's threads, so that they get the interpreter in between."""
 POOL = 12288
 """Events for a thousand cycles, which are then read after the recording only."""
-CREATED_AT_ONCE = 32
+CREATED_AT_ONCE = 16
 ROOM_BITS = 100
 
 
@@ -47,15 +46,15 @@ class Session:
         self._installation.install()
         return {"missing": self._installation.missing, "calibration": calibration}
 
-    def sites(self) -> list[tuple[str, str | None]]:
-        """The span of each site, and what it is inside draft.propose, in the order of the rows' numbers."""
-        return self._installation.sites
+    def sites(self) -> Frame:
+        """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
+        return {"sites": self._installation.sites, "graphs": self._installation.graphs}
 
     def stop(self) -> None:
         """Remove every hook; a second call does nothing."""
         self._installation.remove()
         if self.gpu:
-            self.gpu.close()
+            self.gpu.end()
 
 
 def vllm_version() -> str:
@@ -70,25 +69,32 @@ _pool: list[Any] = []
 
 def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
     """A clock on this process's GPU and what recording one event costs in ns; (None, None) without a GPU."""
-    gpu, library = gpu_of_this_process(), loaded_runtime()
-    if gpu is None or library is None:
+    gpu = gpu_of_this_process()
+    if gpu is None:
         return None, None
     import torch
 
-    events = CudaEvents(library)
     with torch.cuda.device(gpu):
+        side = torch.cuda.Stream()
         while len(_pool) < POOL:
-            _pool.extend(events.create() for _ in range(CREATED_AT_ONCE))
+            _pool.extend(_used_once(side) for _ in range(CREATED_AT_ONCE))
             time.sleep(BREATH_S)
-        side = Stream(torch.cuda.Stream().cuda_stream)
-        costs = [_time_record(events, event, side) for event in _pool[:200]]
-    clock = GpuClock(events, _pool, lambda: Stream(torch.cuda.current_stream().cuda_stream))
-    return clock, float(median(costs))
+        costs = [_time_record(event, side) for event in _pool[:200]]
+    return GpuClock(_pool, torch.cuda.current_stream), float(median(costs))
 
 
-def _time_record(events: CudaEvents, event: Event, stream: Stream) -> int:
+def _used_once(stream: Any) -> Any:
+    """A timing event that has been recorded: torch creates the CUDA event at its first record."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
+
+
+def _time_record(event: Any, stream: Any) -> int:
     begin = time.perf_counter_ns()
-    events.record(event, stream)
+    event.record(stream)
     return time.perf_counter_ns() - begin
 
 
@@ -116,7 +122,7 @@ def _record(request: Frame, connection: Connection) -> None:
         _read_last_events(session)
         for frame in session.recorder.drain():
             connection.send(frame)
-        connection.send({"type": "stopped", "sites": session.sites(), "health": session.recorder.health()})
+        connection.send({"type": "stopped", **session.sites(), "health": session.recorder.health()})
     finally:
         session.stop()
 
@@ -134,7 +140,7 @@ def _stream(session: Session, connection: Connection) -> None:
             drained = time.monotonic()
             for part in session.recorder.drain():
                 connection.send(part)
-            connection.send({"type": "health", "sites": session.sites(), "health": session.recorder.health()})
+            connection.send({"type": "health", **session.sites(), "health": session.recorder.health()})
 
 
 def _make_room(session: Session) -> None:

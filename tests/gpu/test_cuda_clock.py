@@ -50,7 +50,7 @@ def test_a_span_is_as_long_as_its_kernels() -> None:
     torch.cuda._sleep(SLEEP)
     end.record()
     *_, (_, _, _, start, stop) = gpu_rows(instrument)
-    assert (stop - start) / 1e6 == pytest.approx(begin.elapsed_time(end), rel=0.02, abs=0.01)
+    assert (stop - start) / 1e6 == pytest.approx(begin.elapsed_time(end), rel=0.1)
 
 
 def test_marking_never_waits_for_a_busy_stream() -> None:
@@ -58,8 +58,7 @@ def test_marking_never_waits_for_a_busy_stream() -> None:
     assert instrument.gpu is not None
     torch.cuda._sleep(400_000_000)
     began = time.perf_counter()
-    first = instrument.gpu.mark(-1)
-    instrument.gpu.marked(0, 1, first, instrument.gpu.mark(first))
+    instrument.gpu.close(0, 1, 2, instrument.gpu.open())
     assert instrument.gpu.resolve() == 0
     assert time.perf_counter() - began < 0.01
     torch.cuda.synchronize()
@@ -77,9 +76,9 @@ def test_a_thousand_cycles_keep_their_order_and_lie_on_the_hosts_clock() -> None
     after = time.perf_counter_ns()
     rows = np.array(gpu_rows(instrument), dtype=np.int64)
     assert len(rows) == 1000
-    start = rows[:, 3] + _offset(rows[:, 2], rows[:, 3])
+    start = rows[:, 3] + _offset(rows[:, 2], rows[:, 4])
     assert (np.diff(start) > 0).all()
-    late = start - rows[:, 2]
+    late = start - rows[:, 1]
     assert np.median(late) < 50_000
     assert late.min() >= -2_000
     assert start[-1] < after
@@ -93,4 +92,4 @@ def test_no_more_events_a_cycle_than_the_budget() -> None:
         sleep()
         time.sleep(0.0001)
     assert instrument.gpu.unread() == 10
-    assert instrument.gpu.skipped == 20 * 2 - 10
+    assert instrument.gpu.skipped == 15

@@ -68,9 +68,9 @@ def _remember() -> int:
 
 
 def _changed() -> list[str]:
-    """The remembered owners' functions that are not the very same objects now, or are new or gone."""
-    owners = {owner for owner, _ in _remembered}
-    now = {key: found for key, found in _functions() if key[0] in owners}
+    """The functions that are not the very same objects now, are gone, or are new in a class that was remembered."""
+    classes = {owner for owner, _ in _remembered if ":" in owner}
+    now = {key: found for key, found in _functions() if key in _remembered or key[0] in classes}
     different = [key for key in now.keys() | _remembered.keys() if now.get(key) is not _remembered.get(key)]
     return sorted(":".join(key) for key in different)
 

@@ -1,0 +1,195 @@
+"""What is recorded of every kind of speculation, on both model runners, against what vLLM counts itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from conftest import ACCEPTANCE
+from live import MANY, LiveRecording, assert_clean, kinds, live, record, wait_until
+
+from spantrace.recording import Recording
+from spantrace.spans import SPAN_NAMES, WAITS, Kind
+
+if TYPE_CHECKING:
+    from conftest import AskWitness, Serve
+    from cpu_server import CpuServer
+
+ENGINE = {"cycle": 1, "schedule": 1, "output.update": 1, "output.emit": 1}
+ATTENTION = {"target.metadata.attention": 1}
+V1 = ENGINE | ATTENTION | {
+    "target.input_prep": 5,
+    "target.metadata": 1,
+    "target.forward": 1,
+    "sample": 2,
+    "postprocess": 2,
+}
+V1_DFLASH = V1 | {
+    "draft.propose": 1,
+    "draft.input_prep": 4,
+    "draft.context_kv": 1,
+    "draft.metadata": 1,
+    "draft.forward": 2,
+}
+# Three tokens one after the other: three passes of the drafter, each with its metadata and its sampling.
+V1_EAGLE3 = V1 | {"draft.propose": 1, "draft.input_prep": 7, "draft.metadata": 3, "draft.forward": 6}
+V1_DRAFT_MODEL = V1_EAGLE3 | {"draft.input_prep": 6}
+V1_NGRAM = V1 | {"draft.propose": 1, "draft.forward": 1}
+V2 = ENGINE | ATTENTION | {
+    "target.input_prep": 8,
+    "target.metadata": 2,
+    "target.forward": 1,
+    "sample": 1,
+    "postprocess": 3,
+    "draft.propose": 1,
+    "draft.input_prep": 2,
+    "draft.context_kv": 1,
+    "draft.metadata": 2,
+    "draft.forward": 1,
+}
+USUAL = {"STEADY", "PREFILL", "MIXED", "EMPTY"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, the calls per steady cycle of each span but the waits, and the kinds of cycle that must occur."""
+
+    name: str
+    configuration: dict[str, Any]
+    calls: dict[str, int]
+    kinds: set[str] = field(default_factory=lambda: USUAL)
+    tokens: int = 48
+    runner: str = "V1"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is drafted."""
+        return self.configuration["method"] is not None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a greedy stream is the same each time."""
+        return "acceptance" not in self.configuration and "target" not in self.configuration
+
+
+SYNTHETIC: dict[str, Any] = {"method": "dflash", "acceptance": ACCEPTANCE}
+CASES = [
+    Case("V2-dspark", SYNTHETIC | {"method": "dspark", "runner": "V2"}, V2, tokens=12, runner="V2"),
+    Case("V2-dflash", SYNTHETIC | {"runner": "V2", "async_scheduling": True}, V2, tokens=12, runner="V2"),
+    Case("nemotron", SYNTHETIC | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 1}),
+    Case("eagle3", {"method": "eagle3"}, V1_EAGLE3),
+    Case("draft_model", {"method": "draft_model"}, V1_DRAFT_MODEL),
+    Case("ngram", {"method": "ngram", "extra_args": ("--api-server-count", "2")}, V1_NGRAM, USUAL | {"DRAFT_SKIPPED"}),
+    Case("none", {"method": None}, V1),
+    Case("async", SYNTHETIC | {"async_scheduling": True}, V1_DFLASH | {"postprocess": 3}, USUAL | {"GHOST"}),
+    Case("sync", SYNTHETIC, V1_DFLASH),
+]
+ELSEWHERE = {"ngram"}
+"""Servers whose sockets lie in a directory of their own."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    """One configuration after the other, so that each server is started once."""
+    found: Case = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(case: Case, serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> CpuServer:
+    """The configuration's server, warmed up: prompts are cached and functions compiled."""
+    elsewhere = {"SPANTRACE_DIR": str(tmp_path_factory.mktemp("elsewhere"))} if case.name in ELSEWHERE else {}
+    server = serve(**case.configuration, env=elsewhere)
+    server.complete(prompts(4), max_tokens=case.tokens)
+    return server
+
+
+def prompts(streams: int) -> tuple[str, ...]:
+    """As many different prompts as streams."""
+    from cpu_server.client import PROMPTS
+
+    return PROMPTS[:streams]
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_counts_equal_vllm(case: Case, server: CpuServer, streams: int, tmp_path: Path) -> None:
+    before = server.speculation()
+    recording = record(server, tmp_path / "r.spantrace", lambda: server.complete(prompts(streams), case.tokens))
+    grown = server.speculation() - before
+    assert_clean(recording)
+    assert recording.header["left_out"]["partial"] == 0
+    assert (grown.drafts > 0) == case.speculates
+    counted = recording.cycles
+    assert counted.drafting.sum() == grown.drafts
+    assert counted.drafted.sum() == grown.drafted
+    assert tuple(counted.accepted.sum(axis=0)) == grown.accepted
+    assert counted.batch.max() == streams
+
+
+def test_every_span_is_there(case: Case, server: CpuServer, tmp_path: Path) -> None:
+    def run() -> None:
+        """Four streams after a first one: the server is idle, prefills, prefills while it decodes, decodes."""
+        server.complete(prompts(1), max_tokens=2)
+        with server.load(1, max_tokens=case.tokens):
+            server.complete(prompts(4), max_tokens=case.tokens)
+
+    recording = record(server, tmp_path / "r.spantrace", run)
+    assert_clean(recording)
+    assert recording.header["server"]["runner"] == case.runner
+    assert recording.header["server"]["method"] == case.configuration["method"]
+    assert case.kinds <= kinds(recording).keys()
+    assert typical_calls(recording) == case.calls
+    assert recording.calls("output.wait").min() > 0
+
+
+def typical_calls(recording: Recording) -> dict[str, int]:
+    """How often a steady cycle enters each span, waits aside: the median."""
+    steady = recording.of_kind(Kind.STEADY)
+    medians = {name: int(np.median(steady.calls(name))) for name in SPAN_NAMES if name not in WAITS}
+    return {name: calls for name, calls in medians.items() if calls}
+
+
+def test_load_equals_what_the_api_server_observed(
+    case: Case, server: CpuServer, witness: AskWitness, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.spantrace"
+    with server.load(4, max_tokens=case.tokens):
+        code, said = LiveRecording(server, path, "--cycles", str(2 * case.tokens), "--warmup", "0").ended()
+    assert code == 0, said
+    server.speculation()
+    recording = Recording.load(path)
+    assert_clean(recording)
+    counted = recording.cycles
+    rows = np.column_stack([counted.drafting, counted.drafted.sum(axis=1), counted.accepted])
+    recorded = rows[counted.drafting > 0].tolist()
+    assert len(recorded) >= (case.tokens if case.speculates and case.name != "ngram" else 0)
+    assert is_run(recorded, witness(server).observed())
+
+
+def is_run(part: list[list[int]], whole: list[list[int]]) -> bool:
+    """Whether `part` appears in `whole` without a gap."""
+    return any(whole[start : start + len(part)] == part for start in range(len(whole) - len(part) + 1))
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_greedy_streams_stay_the_same(case: Case, server: CpuServer, streams: int, tmp_path: Path) -> None:
+    if not case.repeatable:
+        pytest.skip("not repeatable without a recorder either")
+
+    def generate() -> list[list[int]]:
+        return server.complete(prompts(streams), max_tokens=96)
+
+    before = [generate() for _ in range(2)]
+    with live(server, tmp_path / "r.spantrace", *MANY) as running:
+        during = [generate() for _ in range(2)]
+        running.has(cycles=60)
+    after = [generate() for _ in range(2)]
+    assert before + during + after == [before[0]] * 6
+    assert all(len(set(tokens)) > 5 for tokens in before[0])
+    assert_clean(Recording.load(tmp_path / "r.spantrace"))
