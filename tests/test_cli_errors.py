@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -170,7 +171,7 @@ def played_server(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments that record a server whose engine is played in `sockets`."""
     members = [Member(1, "api", "", None, True), Member(ENGINE, "engine", "", 1, True)]
     monkeypatch.setattr(servers, "discover", lambda directory: [Server(1, "vllm serve org/m", "0.33.0", members)])
-    monkeypatch.setattr(record_command, "_progress", lambda total: record_command.nullcontext(lambda cycles: None))
+    monkeypatch.setattr(record_command, "_progress", lambda total: contextlib.nullcontext(lambda cycles: None))
     return ["record", str(ENGINE), "--dir", str(place / "sockets"), "--warmup", "0"]
 
 

@@ -269,7 +269,7 @@ def test_only_so_many_are_served_at_once(start: Start, sockets: Path) -> None:
 
 def answers(sockets: Path) -> bool:
     with contextlib.suppress(SpantraceError):
-        return ask(sockets, PID, {"type": "x"})["type"] == "echo"
+        return bool(ask(sockets, PID, {"type": "x"})["type"] == "echo")
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def fake_vllm(tmp_path: Path, free_port: int) -> Iterator[psutil.Process]:
     ) as root:
         process = psutil.Process(root.pid)
         while not any(child.cmdline()[:1] == ["VLLM::Worker_TP0"] for child in process.children(recursive=True)):
-            pass
+            time.sleep(0.01)
         yield process
         assert root.stdin is not None
         root.stdin.close()
@@ -215,8 +216,11 @@ def test_one_of_several_engines_is_named_by_its_pid() -> None:
     ],
 )
 def test_why_a_process_has_no_socket(environment: dict[str, str], why: str) -> None:
-    command = ["bash", "-c", "read -r"]
-    with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **environment}, stdin=subprocess.PIPE) as process:
+    environment = {"PATH": os.environ["PATH"], **environment}
+    command, pipe = ["bash", "-c", "echo started; read -r"], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
         said = why_deaf(process.pid)
         process.communicate(b"\n")
     assert why in said

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shlex
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
 from spantrace.control import ask, processes
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
+from spantrace.vllm_adapter.targets import port_of
 
 ROLES = {
     "VLLM::EngineCore": "engine",
@@ -92,7 +91,7 @@ def find(target: str, directory: Path) -> Server:
     servers = discover(directory)
     if target.isdecimal():
         return _by_pid(int(target), servers)
-    port = _port_of(target)
+    port = port_of(target)
     root, heard = _listener(port)
     for server in servers:
         if root is not None and root in {server.root, *(member.pid for member in server.members)}:
@@ -210,32 +209,6 @@ def _by_pid(pid: int, servers: list[Server]) -> Server:
     if pid < MOST_PIDS and psutil.pid_exists(pid):
         raise SpantraceError(f"process {pid} is no vLLM server that spantrace can see; try spantrace ps")
     raise SpantraceError(f"there is no process {pid}; try spantrace ps")
-
-
-def _port_of(target: str) -> int:
-    try:
-        parts = urlsplit(target if "//" in target else f"//{target}")
-        port, host = parts.port, parts.hostname or "localhost"
-    except ValueError as error:
-        raise SpantraceError(f"{target!r} is no :PORT, URL or pid ({error})") from error
-    if port is None and parts.scheme in ("http", "https"):
-        port = 443 if parts.scheme == "https" else 80
-    if port is None:
-        raise SpantraceError(f"{target!r} is no :PORT, URL or pid")
-    if not _is_here(host):
-        raise SpantraceError(
-            f"{host} is another machine; run spantrace on it (its sockets are local), then copy the file"
-        )
-    return port
-
-
-def _is_here(host: str) -> bool:
-    try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError) as error:
-        raise SpantraceError(f"cannot resolve {host}: {error}") from error
-    own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
-    return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
 
 
 def _listener(port: int) -> tuple[int | None, bool]:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ENGINE = {"cycle": 1, "schedule": 1, "output.update": 1, "output.emit": 1}
 ATTENTION = {"target.metadata.attention": 1}
 V1 = ENGINE | ATTENTION | {
-    "target.input_prep": 5,
+    "target.input_prep": 2,
     "target.metadata": 1,
     "target.forward": 1,
     "sample": 2,
-    "postprocess": 2,
+    "postprocess": 1,
 }
 V1_DFLASH = V1 | {
     "draft.propose": 1,
@@ -38,8 +38,7 @@ V1_DFLASH = V1 | {
     "draft.forward": 2,
 }
 # Three tokens one after the other: three passes of the drafter, each with its metadata and its sampling.
-V1_EAGLE3 = V1 | {"draft.propose": 1, "draft.input_prep": 7, "draft.metadata": 3, "draft.forward": 6}
-V1_DRAFT_MODEL = V1_EAGLE3 | {"draft.input_prep": 6}
+V1_IN_TURN = V1 | {"draft.propose": 1, "draft.input_prep": 4, "draft.metadata": 3, "draft.forward": 6}
 V1_NGRAM = V1 | {"draft.propose": 1, "draft.forward": 1}
 V2 = ENGINE | ATTENTION | {
     "target.input_prep": 8,
@@ -83,8 +82,8 @@ CASES = [
     Case("V2-dspark", SYNTHETIC | {"method": "dspark", "runner": "V2"}, V2, tokens=12, runner="V2"),
     Case("V2-dflash", SYNTHETIC | {"runner": "V2", "async_scheduling": True}, V2, tokens=12, runner="V2"),
     Case("nemotron", SYNTHETIC | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 1}),
-    Case("eagle3", {"method": "eagle3"}, V1_EAGLE3),
-    Case("draft_model", {"method": "draft_model"}, V1_DRAFT_MODEL),
+    Case("eagle3", {"method": "eagle3"}, V1_IN_TURN),
+    Case("draft_model", {"method": "draft_model"}, V1_IN_TURN),
     Case("ngram", {"method": "ngram", "extra_args": ("--api-server-count", "2")}, V1_NGRAM, USUAL | {"DRAFT_SKIPPED"}),
     Case("none", {"method": None}, V1),
     Case("async", SYNTHETIC | {"async_scheduling": True}, V1_DFLASH | {"postprocess": 3}, USUAL | {"GHOST"}),

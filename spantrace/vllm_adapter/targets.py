@@ -1,0 +1,37 @@
+"""What a person names a server by: a port or a URL of this machine."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+from spantrace.errors import SpantraceError
+
+
+def port_of(target: str) -> int:
+    """The port in ":PORT", "HOST:PORT" or a URL of this machine; SpantraceError for anything else."""
+    try:
+        parts = urlsplit(target if "//" in target else f"//{target}")
+        port, host = parts.port, parts.hostname or "localhost"
+    except ValueError as error:
+        raise SpantraceError(f"{target!r} is no :PORT, URL or pid ({error})") from error
+    if port is None and parts.scheme in ("http", "https"):
+        port = 443 if parts.scheme == "https" else 80
+    if port is None:
+        raise SpantraceError(f"{target!r} is no :PORT, URL or pid")
+    if not _is_here(host):
+        raise SpantraceError(
+            f"{host} is another machine; run spantrace on it (its sockets are local), then copy the file"
+        )
+    return port
+
+
+def _is_here(host: str) -> bool:
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError) as error:
+        raise SpantraceError(f"cannot resolve {host}: {error}") from error
+    own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
+    return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
