@@ -22,7 +22,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--cycles", type=int, default=200)
     options.add_argument("--streams", type=int, default=4)
-    options.add_argument("-o", "--output", type=Path, default=ROOT / ".cache" / "demo.spantrace")
+    options.add_argument("-o", "--output", type=Path, default=Path(".cache/demo.spantrace"))
     chosen = options.parse_args()
     print("starting vllm serve with a tiny target and a DFlash drafter (about a minute) ...", flush=True)
     with CpuServer(method="dflash", acceptance=ACCEPTANCE) as server, server.load(chosen.streams):

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 @click.option("--cycles", type=click.IntRange(1), help="Stop after this many steady decode cycles (default: 1000).")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
 @click.option(
-    "--warmup", type=click.IntRange(0), default=20, show_default=True, help="Steady cycles to leave out first."
+    "--warmup",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="Steady cycles to leave out first: Python runs hooked classes slower for some 90 cycles after a change.",
 )
 @click.option("--nvtx", is_flag=True, help="Also push each span as an NVTX range of the domain spantrace.")
 @click.option("--gpu/--no-gpu", default=True, help="Time GPU spans with events (default) or the host alone.")
@@ -52,6 +56,8 @@ def command(
     from spantrace.journal import Journal, journal_path
     from spantrace.vllm_adapter.servers import engine_and_workers, find
 
+    if seconds != seconds:
+        raise click.BadParameter("nan is no number of seconds")
     if output and not force and (there := next((p for p in (output, journal_path(output)) if p.exists()), None)):
         raise SpantraceError(f"{there} exists; choose another name or add --force")
     place = directory or default_directory()
@@ -86,6 +92,9 @@ def _run(capture: Capture, until: Until, journal: Journal) -> None:
         journal.discard()
         raise SpantraceError("no cycle was recorded; put load on the server while it is recorded", 3)
     recording = journal.finish()
+    if not len(recording.cycles):
+        journal.path.unlink()
+        raise SpantraceError("no whole cycle was recorded; record for longer while the server has load", 3)
     if capture.note:
         click.echo(
             f"spantrace: {capture.note}; the recording is {'partial' if recording.partial else 'kept'}", err=True
@@ -114,7 +123,7 @@ def _header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
         },
         "gpu": None,
         "gpus": gpu_states(),
-        "server": {"args": started_as},
+        "server": {"args": started_as.partition(" serve ")[2]},
         "optimizations": [],
         "options": options,
         "notes": [],

@@ -65,13 +65,14 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         _check_baseline(recording, baseline)
     table = span_table(recording, kinds, saturation)
     earned, trusted = economics(recording, baseline, kinds), trust(recording, kinds, table)
+    synthetic = (recording.header.get("server") or {}).get("rejection_sample_method") == "synthetic"
     created = str(recording.header.get("created") or "")
     return Document(
         "report",
         (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
         wording.verdict(saturation),
         _table(table, gpu=saturation.gpu is not None),
-        (wording.speculation(earned), *wording.trust_facts(trusted, created)),
+        (wording.speculation(earned, synthetic), *wording.trust_facts(trusted, created)),
         {
             "header": recording.header,
             "kinds": sorted(kind.name.lower() for kind in kinds),

@@ -149,8 +149,8 @@ def _interval(cost: Cost) -> str:
     return f"{low:.3f} .. {high:.3f}"
 
 
-def speculation(found: Economics) -> Fact:
-    """What speculation earns, or that there is none."""
+def speculation(found: Economics, synthetic: bool = False) -> Fact:
+    """What speculation earns, or that there is none; `synthetic` where the server was told what to accept."""
     token = f"{number(found.ms_per_token)} ms per token" if found.ms_per_token is not None else "ms per token unknown"
     got = found.acceptance
     if got is None:
@@ -158,8 +158,9 @@ def speculation(found: Economics) -> Fact:
     positions = " ".join("-" if rate is None else f"{rate:.2f}" for rate in got.per_position)
     counts = " ".join(f"{count:,}" for count in got.histogram)
     per_request = got.accepted / got.drafting, got.drafted / got.drafting
+    rate = percent(got.rate) + (", synthetic" if synthetic else "")
     parts = [
-        f"accepted {per_request[0]:.2f} of {per_request[1]:.2g} drafted ({percent(got.rate)}), length {got.length:.2f}",
+        f"accepted {per_request[0]:.2f} of {per_request[1]:.2g} drafted ({rate}), length {got.length:.2f}",
         f"per position {positions}",
         f"requests that accepted 0 to {got.positions}: {counts}",
         token + (f", {number(found.ms_per_accepted)} per accepted draft" if found.ms_per_accepted else ""),
@@ -192,7 +193,8 @@ def trust_facts(found: Trust, created: str) -> list[Fact]:
     else:
         share = f" ({found.own_cost_share:.2%})" if found.own_cost_share is not None else ""
         span = f", {found.host_span_ns:.0f} ns a span" if found.host_span_ns is not None else ""
-        cost = f"own cost at least {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {created[:10] or 'then'}"
+        when = created[:10] or "then"
+        cost = f"own cost at least {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {when}"
     parts = [f"lost rows {found.lost:,}", f"hook errors {found.hook_errors:,}"]
     parts += [f"residual: {residual or 'unknown'}", cost]
     if found.missing:

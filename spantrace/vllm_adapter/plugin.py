@@ -91,4 +91,6 @@ def _after_fork() -> None:
     if _server is not None:
         _server.abandon()
         _server = None
+    if session := sys.modules.get("spantrace.vllm_adapter.session"):
+        session.forget()
     _open_later()

@@ -44,7 +44,7 @@ class Session:
         if (runner := known_runner()) is not None:
             self._installation.hook_runner(runner)
         self._installation.install()
-        return {"missing": self._installation.missing, "calibration": calibration}
+        return {**self.sites(), "missing": self._installation.missing, "calibration": calibration}
 
     def sites(self) -> Frame:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
@@ -99,6 +99,15 @@ def _time_record(event: Any, stream: Any) -> int:
 
 
 _busy = threading.Lock()
+_sessions: list[Session] = []
+
+
+def forget() -> None:
+    """After a fork: the child has nobody who would end the recording that it inherited."""
+    global _busy
+    _busy = threading.Lock()
+    while _sessions:
+        _sessions.pop().stop()
 
 
 def record(request: Frame, connection: Connection) -> None:
@@ -115,6 +124,7 @@ def record(request: Frame, connection: Connection) -> None:
 
 def _record(request: Frame, connection: Connection) -> None:
     session = Session(request)
+    _sessions.append(session)
     try:
         connection.send({"type": "armed", **session.start()})
         _stream(session, connection)
@@ -125,6 +135,7 @@ def _record(request: Frame, connection: Connection) -> None:
         connection.send({"type": "stopped", **session.sites(), "health": session.recorder.health()})
     finally:
         session.stop()
+        _sessions.clear()
 
 
 def _stream(session: Session, connection: Connection) -> None:

@@ -65,9 +65,24 @@ class LiveRecording:
         assert self.process.poll() is None, self.process.communicate()[1]
         return self
 
+    def settled(self) -> LiveRecording:
+        """Wait until the journal holds the end of every step that was scheduled by now; returns the recording."""
+        drained = self._drains() + 1
+        wait_until(lambda: self._drains() > drained, "two more drains")
+        wait_until(lambda: self._steps("schedule") <= self._steps("update"), "the end of every step")
+        return self
+
     def steps(self) -> int:
         """How many scheduled steps the journal holds."""
-        return sum(fact[0] == "schedule" for frame in self.frames() for fact in frame.get("facts", ()))
+        return len(self._steps("schedule"))
+
+    def _steps(self, fact: str) -> set[int]:
+        return {values[0] for frame in self.frames() for kind, *values in frame.get("facts", ()) if kind == fact}
+
+    def _drains(self) -> int:
+        """How often the engine has sent all it had."""
+        engine = next(frame["process"] for frame in self.frames() if self._is_engine(frame))
+        return sum(frame["type"] == "health" and frame["process"] == engine for frame in self.frames())
 
     def frames(self) -> list[Frame]:
         """The frames of the journal so far."""
@@ -87,7 +102,11 @@ class LiveRecording:
         return self.process.returncode, said
 
     def _engine_armed(self) -> bool:
-        return any(frame["type"] == "armed" and frame["about"]["role"] == "engine" for frame in self.frames())
+        return any(self._is_engine(frame) for frame in self.frames())
+
+    @staticmethod
+    def _is_engine(frame: Frame) -> bool:
+        return frame["type"] == "armed" and frame["about"]["role"] == "engine"
 
 
 @contextmanager
@@ -105,9 +124,10 @@ def live(server: CpuServer, path: Path, *arguments: str) -> Iterator[LiveRecordi
 
 def record(server: CpuServer, path: Path, run: Callable[[], Any]) -> Recording:
     """The recording of all that `run()` does: it begins and ends while the server is idle."""
-    with live(server, path, *MANY, "--warmup", "0"):
+    with live(server, path, *MANY, "--warmup", "0") as running:
         run()
         server.speculation()
+        running.settled()
     return Recording.load(path)
 
 

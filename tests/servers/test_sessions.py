@@ -38,9 +38,7 @@ def seer(server: CpuServer, witness: AskWitness) -> Witness:
     return seer
 
 
-def test_ten_recordings_are_complete_and_leave_vllm_as_it_was(
-    server: CpuServer, seer: Witness, tmp_path: Path
-) -> None:
+def test_ten_recordings_are_complete_and_leave_vllm_as_it_was(server: CpuServer, seer: Witness, tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.spantrace" for number in range(10)]
     with server.load(4) as load:
         for path in paths:

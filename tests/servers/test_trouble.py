@@ -202,7 +202,11 @@ def test_why_a_server_cannot_be_recorded(
     listed = cli("ps", "--format", "json")
     assert listed.returncode == 0
     (found,) = [one for one in json.loads(listed.stdout)["servers"] if one["root"] == server.pid]
-    assert {one["role"]: one["reachable"] for one in found["members"]} == {"api": False, "engine": False, "worker": False}
+    assert {one["role"]: one["reachable"] for one in found["members"]} == {
+        "api": False,
+        "engine": False,
+        "worker": False,
+    }
     assert reason in " ".join(cli("ps").stdout.split())
     for target in (f":{server.port}", server.url, str(server.pid)):
         refused = cli("record", target, "-o", str(tmp_path / "r.spantrace"))
