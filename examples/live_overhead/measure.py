@@ -279,8 +279,8 @@ def main() -> None:
     servers = [serve(setup, index, options) for index, setup in enumerate(setups)]
     deadline = time.monotonic() + READY_S
     lines = [
-        "| server | cycle ms, not recorded | recorded | change | 95% interval | A to A |",
-        "|:--|--:|--:|--:|--:|--:|",
+        "| server | gap between chunks | not recorded ms | recorded ms | change | 95% interval | A to A | pairs |",
+        "|:--|:--|--:|--:|--:|--:|--:|--:|",
     ]
     try:
         for index, (setup, server) in enumerate(zip(setups, servers, strict=True)):
