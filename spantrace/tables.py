@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
@@ -111,18 +110,6 @@ class Document:
     table: Table
     facts: tuple[Fact, ...] = ()
     data: Mapping[str, object] = field(default_factory=dict)
-
-
-def emit(document: Document, form: Format) -> None:
-    """Print to stdout; only a terminal gets colour and bars, a pipe gets every line at its full length."""
-    if form is Format.TABLE:
-        from spantrace.terminal import show
-
-        show(document)
-        return
-    renderers = {Format.MARKDOWN: markdown, Format.JSON: to_json, Format.CSV: to_csv}
-    sys.stdout.write(renderers[form](document))
-    sys.stdout.flush()
 
 
 def to_json(document: Document) -> str:

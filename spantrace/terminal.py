@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spantrace.tables import Cell, Column, Document, Table, written
+from spantrace.tables import Cell, Column, Document, Format, Table, markdown, to_csv, to_json, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,16 @@ class _Block:
     @property
     def width(self) -> int:
         return len(self.title)
+
+
+def emit(document: Document, form: Format) -> None:
+    """Print to stdout; only a terminal gets colour and bars, a pipe gets every line at its full length."""
+    if form is Format.TABLE:
+        show(document)
+        return
+    renderers = {Format.MARKDOWN: markdown, Format.JSON: to_json, Format.CSV: to_csv}
+    sys.stdout.write(renderers[form](document))
+    sys.stdout.flush()
 
 
 def show(document: Document, console: Console | None = None) -> None:

@@ -34,7 +34,8 @@ def command(a: str, b: str, vary: str, force: bool, form: str) -> None:
     from analyzers.compare import compare
     from spantrace.cli.wording import warn
     from spantrace.recording import Recording
-    from spantrace.tables import Format, emit
+    from spantrace.tables import Format
+    from spantrace.terminal import emit
 
     names = _names(Path(a).stem, Path(b).stem)
     sides = [[Recording.load(path) for path in _files(Path(side))] for side in (a, b)]

@@ -22,7 +22,8 @@ Finding = tuple[str, str, str]
 def command(directory: Path | None, form: str) -> None:
     """Say what can be measured here, what it costs, and what stands in the way."""
     from spantrace.control import default_directory
-    from spantrace.tables import Format, emit
+    from spantrace.tables import Format
+    from spantrace.terminal import emit
 
     emit(document(directory or default_directory()), Format(form))
 

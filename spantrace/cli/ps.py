@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def command(directory: Path | None, form: str) -> None:
     """List the live vLLM servers here, their processes, and whether each can be recorded."""
     from spantrace.control import default_directory
-    from spantrace.tables import Format, emit
+    from spantrace.tables import Format
+    from spantrace.terminal import emit
     from spantrace.vllm_adapter.servers import discover
 
     emit(document(discover(directory or default_directory())), Format(form))

@@ -30,7 +30,8 @@ def command(file: str, baseline: str | None, kind: str, form: str) -> None:
 
     from spantrace.cli.wording import warn
     from spantrace.recording import Recording
-    from spantrace.tables import Format, emit
+    from spantrace.tables import Format
+    from spantrace.terminal import emit
 
     recording = Recording.load(Path(file))
     base = Recording.load(Path(baseline)) if baseline else None

@@ -133,7 +133,7 @@ def why_deaf(pid: int) -> str:
     """Why a vLLM process has no control socket, in one sentence with what to do."""
     start = f"vLLM process {pid} does not load spantrace's plugin: "
     try:
-        environment = psutil.Process(pid).environ()
+        environment = _environment(psutil.Process(pid))
     except psutil.Error:
         return start + "its environment cannot be read; run as the server's user"
     chosen = environment.get("VLLM_PLUGINS")
@@ -147,6 +147,11 @@ def why_deaf(pid: int) -> str:
         start
         + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"
     )
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """What a process was started with; one that has written its title over it inherited it from its parent."""
+    return next((found for one in [process, *process.parents()] if (found := one.environ())), {})
 
 
 def _describe(directory: Path, pid: int) -> Frame | None:
