@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from spantrace.frames import Frame, pack_rows
+from spantrace.header import complete_header
 from spantrace.joining import join
-from spantrace.journal import Journal, complete_header
+from spantrace.journal import Journal
 from spantrace.recording import Recording
 from spantrace.spans import GraphMode
 from spantrace.wrapping import LANE_SHIFT

@@ -22,7 +22,7 @@ from spantrace.control import Connection
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.frames import Frame
 from spantrace.journal import Journal
-from spantrace.recording import Recording
+from spantrace.loading import load
 
 BOTH = {WORKER: "worker", ENGINE: "engine"}
 
@@ -255,12 +255,12 @@ NO_ROOM = ("File too large", "no space left")
 @pytest.mark.parametrize("missing", [1, 40, 200])
 def test_a_full_disk_ends_the_recording_and_leaves_a_readable_journal(missing: int, tmp_path: Path) -> None:
     assert run_out_of_disk(tmp_path / "unlimited", 1 << 30) == ""
-    full = Recording.load(tmp_path / "unlimited" / "a.spantrace")
+    full = load(tmp_path / "unlimited" / "a.spantrace")
     size = int((tmp_path / "unlimited" / "size").read_text())
     said = run_out_of_disk(tmp_path / "full", size - missing)
     part = tmp_path / "full" / "a.spantrace.part"
     assert said in [f"SpantraceError cannot write {part}: {why}; what was recorded is kept\n" for why in NO_ROOM]
-    recording = Recording.load(part)
+    recording = load(part)
     assert recording.partial
     assert recording.cycles.step.tolist() == full.cycles.step.tolist()
 

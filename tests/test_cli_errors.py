@@ -19,7 +19,7 @@ from recordings import make_recording
 from spantrace.cli import record as record_command
 from spantrace.cli.main import COMMANDS, run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE
-from spantrace.recording import Recording
+from spantrace.loading import load
 from spantrace.vllm_adapter import servers
 from spantrace.vllm_adapter.servers import Member, Server
 
@@ -192,7 +192,7 @@ def test_an_existing_recording_or_journal_is_kept_unless_forced(
     cast(sync_server()[0])
     assert run([*arguments, "-o", "a.spantrace", "--force"]) == 0
     assert "3 cycles -> a.spantrace" in capsys.readouterr().err
-    assert len(Recording.load(Path("a.spantrace")).cycles) == 3
+    assert len(load(Path("a.spantrace")).cycles) == 3
 
 
 def test_an_idle_server_leaves_no_file(
@@ -223,7 +223,7 @@ def test_a_server_that_breaks_off_leaves_a_partial_recording(
     assert run([*played_server(place, monkeypatch), "-o", "cut.spantrace", "--force"]) == 0
     said = "engine process 10 broke off while it was recorded: the peer closed the connection; the recording is partial"
     assert said in capsys.readouterr().err
-    assert Recording.load(Path("cut.spantrace")).partial
+    assert load(Path("cut.spantrace")).partial
 
 
 def test_an_output_directory_that_is_not_there(

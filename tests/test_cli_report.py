@@ -197,7 +197,7 @@ def test_version_usage_and_interrupt(capsys: pytest.CaptureFixture[str], monkeyp
     def interrupted(path: Path) -> Recording:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Recording, "load", interrupted)
+    monkeypatch.setattr("spantrace.loading.load", interrupted)
     assert run(["report", "x"]) == 130
 
 

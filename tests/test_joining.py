@@ -8,8 +8,8 @@ import pytest
 from journals import Played, frames_of, header, joined, sync_server
 
 from spantrace.errors import SpantraceError
+from spantrace.header import complete_header
 from spantrace.joining import join
-from spantrace.journal import complete_header
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_NAMES, GraphMode, Kind, Track
 

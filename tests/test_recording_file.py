@@ -18,6 +18,7 @@ from recordings import cycles_of, header, make_recording, spans_of
 from spantrace.errors import EXIT_BAD_INPUT, SpantraceError
 from spantrace.frames import encode, pack_rows
 from spantrace.journal import Journal
+from spantrace.loading import load
 from spantrace.recording import MAGIC, SCHEMA, Recording
 from spantrace.spans import Kind, Track
 
@@ -32,7 +33,7 @@ def same(a: Recording, b: Recording) -> bool:
 def refusal(path: Path) -> str:
     """The one sentence with which the file is refused."""
     with pytest.raises(SpantraceError) as caught:
-        Recording.load(path)
+        load(path)
     assert caught.value.exit_code == EXIT_BAD_INPUT
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -48,14 +49,14 @@ def small() -> Recording:
 def test_a_recording_comes_back(recording: Recording, tmp_path: Path) -> None:
     path = tmp_path / "a.spantrace"
     recording.save(path)
-    assert same(Recording.load(path), recording)
+    assert same(load(path), recording)
     assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
 
 
 def test_a_recording_without_cycles_comes_back(tmp_path: Path) -> None:
     recording = small().of_kind(Kind.GHOST)
     recording.save(tmp_path / "a.spantrace")
-    assert same(Recording.load(tmp_path / "a.spantrace"), recording)
+    assert same(load(tmp_path / "a.spantrace"), recording)
 
 
 def test_the_cycles_of_one_kind_come_back_with_their_spans_renumbered() -> None:
@@ -83,7 +84,7 @@ def test_a_finished_file_cut_anywhere_is_cut_short_or_partial(tmp_path: Path) ->
         elif length < len(data) - len(ending):
             assert "the file is cut short" in refusal(cut)
         else:
-            assert same(Recording.load(cut), dataclasses.replace(recording, partial=True))
+            assert same(load(cut), dataclasses.replace(recording, partial=True))
 
 
 def test_a_journal_cut_anywhere_loads_as_partial_or_has_no_cycle(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_journal_cut_anywhere_loads_as_partial_or_has_no_cycle(tmp_path: Path)
     for length in range(len(data)):
         cut.write_bytes(data[:length])
         try:
-            recording = Recording.load(cut)
+            recording = load(cut)
         except SpantraceError as error:
             said = str(error)
             assert ("holds no cycle" in said or "ends within its header" in said) and "\n" not in said  # noqa: PT018
@@ -102,8 +103,8 @@ def test_a_journal_cut_anywhere_loads_as_partial_or_has_no_cycle(tmp_path: Path)
             held.append(len(recording.cycles))
     assert held == sorted(held)
     assert held[-1] == 3
-    assert not Recording.load(part).partial
-    assert same(Recording.load(part), dataclasses.replace(recording, partial=False))
+    assert not load(part).partial
+    assert same(load(part), dataclasses.replace(recording, partial=False))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_file_with_damaged_bytes_is_refused_or_loads(which: str, data: st.Data
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw)
     with contextlib.suppress(SpantraceError):
-        Recording.load(path)
+        load(path)
 
 
 def test_a_recording_replaces_an_older_one_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_recording_replaces_an_older_one_only_when_it_is_whole(tmp_path: Path)
         broken.save(path)
     assert path.read_text() == "older"
     small().save(path)
-    assert len(Recording.load(path).cycles) == 2
+    assert len(load(path).cycles) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
 
 
@@ -199,7 +200,7 @@ def test_a_journal_becomes_the_recording(tmp_path: Path) -> None:
             journal.write(frame)
         recording = journal.finish()
     assert len(recording.cycles) == 3
-    assert same(Recording.load(path), recording)
+    assert same(load(path), recording)
     assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
 
 
@@ -211,6 +212,6 @@ def test_a_journal_that_cannot_become_a_recording_stays(tmp_path: Path) -> None:
     write_journal(path, *sync_server())
     with pytest.raises(SpantraceError, match=r"cannot write .*a.spantrace: .*; .*a.spantrace.part holds what"):
         journal.finish()
-    assert len(Recording.load(journal.part).cycles) == 3
+    assert len(load(journal.part).cycles) == 3
     journal.discard()
     assert not journal.part.exists()

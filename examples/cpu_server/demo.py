@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cpu_server.install import ROOT, environment
+from cpu_server.install import environment
 from cpu_server.server import CpuServer
 
 ACCEPTANCE = (0.9, 0.6, 0.3)

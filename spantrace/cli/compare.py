@@ -33,12 +33,12 @@ def command(a: str, b: str, vary: str, force: bool, form: str) -> None:
 
     from analyzers.compare import compare
     from spantrace.cli.wording import warn
-    from spantrace.recording import Recording
+    from spantrace.loading import load
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
     names = _names(Path(a).stem, Path(b).stem)
-    sides = [[Recording.load(path) for path in _files(Path(side))] for side in (a, b)]
+    sides = [[load(path) for path in _files(Path(side))] for side in (a, b)]
     keys = [key.strip() for key in vary.split(",") if key.strip()]
     found = compare(sides[0], sides[1], keys, force=force)
     document = comparison_document(found, sides, names, (Path(a).stem, Path(b).stem))

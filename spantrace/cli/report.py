@@ -29,12 +29,12 @@ def command(file: str, baseline: str | None, kind: str, form: str) -> None:
     from pathlib import Path
 
     from spantrace.cli.wording import warn
-    from spantrace.recording import Recording
+    from spantrace.loading import load
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
-    recording = Recording.load(Path(file))
-    base = Recording.load(Path(baseline)) if baseline else None
+    recording = load(Path(file))
+    base = load(Path(baseline)) if baseline else None
     document = report(recording, base, _kinds(kind))
     warn(document, Format(form))
     emit(document, Format(form))

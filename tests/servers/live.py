@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
-from spantrace.frames import Frame, read_frames
+from spantrace.frames import Decoder, Frame
+from spantrace.loading import load
 from spantrace.recording import Recording
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = str(Path(sys.executable).with_name("spantrace"))
 LONG_S = 120.0
-POLL_S = 0.02
+POLL_S = 0.05
 MANY = ("--cycles", "1000000")
 
 
@@ -44,6 +44,8 @@ class LiveRecording:
     def __init__(self, server: CpuServer, path: Path, *arguments: str, **options: Any) -> None:
         self.path = path
         self.part = path.with_name(path.name + ".part")
+        self._seen, self._decoder = 0, Decoder()
+        self._frames: list[Frame] = []
         where = ["--dir", server.environment["SPANTRACE_DIR"]]
         self.process = subprocess.Popen(
             [PROGRAM, "record", f":{server.port}", "-o", str(path), *where, *arguments],
@@ -86,10 +88,13 @@ class LiveRecording:
 
     def frames(self) -> list[Frame]:
         """The frames of the journal so far."""
-        if not self.part.exists():
-            return []
-        with self.part.open("rb") as file:
-            return list(read_frames(file))
+        if self.part.exists():
+            with self.part.open("rb") as file:
+                file.seek(self._seen)
+                data = file.read()
+            self._seen += len(data)
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames
 
     def interrupt(self) -> tuple[int, str]:
         """Press Ctrl-C, then as `ended`."""
@@ -128,7 +133,7 @@ def record(server: CpuServer, path: Path, run: Callable[[], Any]) -> Recording:
         run()
         server.speculation()
         running.settled()
-    return Recording.load(path)
+    return load(path)
 
 
 def assert_clean(recording: Recording) -> None:

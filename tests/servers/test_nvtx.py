@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from conftest import ACCEPTANCE
 from live import MANY, assert_clean, live, wait_until
 
+from spantrace.loading import load
 from spantrace.recording import Recording
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def test_pushes_and_pops_per_domain(serve: Serve, witness: AskWitness, nvtx_coun
         with live(server, tmp_path / name, *MANY, "--warmup", "0", *options):
             server.complete(max_tokens=32)
             server.speculation()
-        return Recording.load(tmp_path / name)
+        return load(tmp_path / name)
 
     record("without.spantrace")
     assert [counts(nvtx_counts, pid) for pid in pids] == [(0, 0)] * len(pids)

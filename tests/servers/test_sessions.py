@@ -12,7 +12,7 @@ from conftest import ACCEPTANCE
 from live import MANY, LiveRecording, Witness, assert_clean, live, wait_until
 
 from spantrace.frames import Frame, unpack_rows
-from spantrace.recording import Recording
+from spantrace.loading import load
 
 if TYPE_CHECKING:
     from conftest import AskWitness, Serve
@@ -48,7 +48,7 @@ def test_ten_recordings_are_complete_and_leave_vllm_as_it_was(server: CpuServer,
             assert seer.changed() == []
     assert not load.errors
     for path in paths:
-        assert_clean(Recording.load(path))
+        assert_clean(load(path))
     assert sorted(tmp_path.iterdir()) == paths
 
 
@@ -60,7 +60,7 @@ def test_a_second_recorder_is_told_and_the_first_goes_on(server: CpuServer, cli:
         assert second.returncode == 2
         assert "already being recorded" in second.stderr
         first.has(cycles=first.steps() + 20)
-    assert_clean(Recording.load(path))
+    assert_clean(load(path))
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -69,7 +69,7 @@ def test_ctrl_c_keeps_what_was_recorded(server: CpuServer, tmp_path: Path) -> No
         running = LiveRecording(server, tmp_path / "r.spantrace", *MANY, "--warmup", "5").has(cycles=20)
         code, said = running.interrupt()
     assert (code, said.splitlines()[0]) == (0, "stopping; what was recorded is kept")
-    recording = Recording.load(tmp_path / "r.spantrace")
+    recording = load(tmp_path / "r.spantrace")
     assert_clean(recording)
     assert len(recording.cycles) >= 15
     assert not running.part.exists()
@@ -118,7 +118,7 @@ def test_a_hooked_function_blocked_while_a_recording_stops_leaves_nothing_in_the
             seer.ask(seer.engine, "release")
     assert seer.changed() == []
     for name in ("1.spantrace", "2.spantrace"):
-        assert_clean(Recording.load(tmp_path / name))
+        assert_clean(load(tmp_path / name))
 
 
 def earliest(frames: list[Frame]) -> int:

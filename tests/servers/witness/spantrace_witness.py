@@ -101,7 +101,7 @@ def _fail_after(calls: int) -> None:
             raise RuntimeError("the witness refuses this step")
         vars(output)[STEP] = step
 
-    _output_class().spantrace_step = property(lambda output: vars(output)[STEP], refuse)
+    _output_class().spantrace_step = property(lambda output: vars(output).get(STEP, 0), refuse)
 
 
 def _mend() -> None:

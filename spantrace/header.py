@@ -1,0 +1,38 @@
+"""The header of a recording: what its processes said of themselves, of the server and of their health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spantrace.frames import Frame
+from spantrace.recording import Header
+
+
+def complete_header(header: Header, frames: list[Frame]) -> Header:
+    """The header with what the processes said of themselves, of the server and of their health at the end."""
+    processes: dict[int, dict[str, Any]] = {}
+    full: Header = {name: value for name, value in header.items() if name != "journal"}
+    full.setdefault("server", {})
+    for frame in frames:
+        index = frame.get("process", -1)
+        if frame["type"] == "armed":
+            processes[index] = {"lost": 0, "hook_errors": 0, "first_error": "", "sites": [], **frame["about"]}
+            full["calibration"] = {**full.get("calibration", {}), **frame["calibration"]}
+        elif frame["type"] == "described":
+            known = {key: value for key, value in frame["server"].items() if value is not None}
+            full["server"] = {**frame["server"], **full["server"], **known}
+            full["gpu"] = frame["gpu"] and {**_state_of(frame["gpu"]["uuid"], full.get("gpus") or []), **frame["gpu"]}
+        elif frame["type"] in ("health", "stopped"):
+            processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))
+            processes[index]["stopped"] = frame["type"] == "stopped"
+    records = sum(about.get("gpu_records", 0) for about in processes.values())
+    timed = sum(about.get("gpu_cycles", 0) for about in processes.values())
+    full.setdefault("calibration", {})["gpu_events_per_cycle"] = records / timed if timed else 0.0
+    full.pop("gpus", None)
+    full["processes"] = [processes[index] for index in sorted(processes)]
+    return full
+
+
+def _state_of(uuid: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was seen of the GPU with that uuid before the recording, with or without the uuid's prefix."""
+    return next((gpu for gpu in gpus if gpu["uuid"].removeprefix("GPU-") == uuid.removeprefix("GPU-")), {})
