@@ -24,7 +24,7 @@ IDLE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Until:
-    """When a recording ends: after so many steady cycles or so many seconds, whichever is given and comes first."""
+    """When a recording ends: after so many decode cycles or so many seconds, whichever is given and comes first."""
 
     cycles: int | None = None
     seconds: float | None = None
@@ -32,14 +32,13 @@ class Until:
 
 
 class Capture:
-    """One recording of `members`, each pid with its role, the engine last; `cycles` counts the steady ones so far."""
+    """One recording of `members`, each pid with its role, the engine last; `cycles` counts the decode cycles so far."""
 
     def __init__(self, directory: Path, members: dict[int, str], journal: Journal, options: Frame) -> None:
         self._directory, self._members, self._journal, self._options = directory, members, journal, options
         self._connections: list[Connection] = []
         self._lost: set[int] = set()
         self._failure = ""
-        self._speculates = False
         self.cycles = 0
         self.note = ""
 
@@ -153,16 +152,13 @@ class Capture:
         return False
 
     def _keep(self, index: int, frame: Frame) -> None:
-        """Journal a frame and count the steady cycles in it; ValueError where it says that the process gave up."""
+        """Journal a frame and count the decode cycles in it; ValueError where it says that the process gave up."""
         if frame.get("type") == "refused":
             raise ValueError(frame.get("why"))
         self._journal.write({**frame, "process": index})
         if "health" in frame:
             self._failure = self._failure or frame["health"]["first_error"]
-        if "server" in frame:
-            self._speculates = bool(frame["server"].get("num_speculative_tokens"))
         for kind, *fact in frame.get("facts", ()):
             if kind == "schedule":
-                _, _, tokens, batch, prefilling, with_drafts, *_ = fact
-                steady = with_drafts == batch if self._speculates else True
-                self.cycles += tokens > 0 and prefilling == 0 and steady
+                _, _, tokens, _, prefilling, *_ = fact
+                self.cycles += tokens > 0 and prefilling == 0

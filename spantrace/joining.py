@@ -70,7 +70,7 @@ def _cycles(
     period[:-1] = np.where(idle_before[1:], -1, np.diff(start))
     speculates = int(header.get("server", {}).get("num_speculative_tokens") or 0)
     live, drafting, drafted, accepted = _acceptance(step, updates, speculates)
-    kind = _kinds(plan, live, idle_before, speculates > 0, int(header["options"].get("warmup", 0)))
+    kind = _kinds(header, plan, live, idle_before)
     cycles = Cycles(
         step=step,
         start=start,
@@ -110,17 +110,20 @@ def _acceptance(
     return live, drafting, drafted, accepted
 
 
-def _kinds(plan: Ints, live: Ints, idle_before: Flags, speculates: bool, warmup: int) -> NDArray[np.int8]:
+def _kinds(header: Header, plan: Ints, live: Ints, idle_before: Flags) -> NDArray[np.int8]:
+    """Each cycle's kind; a drafter that by its nature has not always a proposal needs one for one request only."""
+    server = header.get("server", {})
     tokens, batch, prefilling, with_drafts, skipping = plan[:, 1:].T
     kind = np.full(len(plan), Kind.STEADY, dtype=np.int8)
-    if speculates:
-        kind[(with_drafts < batch) | (skipping > 0)] = Kind.DRAFT_SKIPPED
+    if server.get("num_speculative_tokens"):
+        wanted = batch if server.get("always_drafts", True) else 1
+        kind[(with_drafts < wanted) | (skipping > 0)] = Kind.DRAFT_SKIPPED
     kind[idle_before] = Kind.AFTER_IDLE
     kind[live == 0] = Kind.GHOST
     kind[prefilling > 0] = np.where(batch > prefilling, Kind.MIXED, Kind.PREFILL)[prefilling > 0]
     kind[tokens <= 0] = Kind.EMPTY
     steady = np.flatnonzero(kind == Kind.STEADY)
-    kind[steady[:warmup]] = Kind.WARMUP
+    kind[steady[: int(header["options"].get("warmup", 0))]] = Kind.WARMUP
     return kind
 
 

@@ -33,6 +33,8 @@ _CONFIGURATION: dict[str, tuple[str, ...]] = {
     "attention_backend": ("attention_config", "backend"),
 }
 Plain = str | int | float | bool | None
+LOOKS_UP = {"ngram", "ngram_gpu", "suffix"}
+"""Methods that propose only where the text so far has a match."""
 
 
 def describe_server(config: Any, runner: Any) -> Frame:
@@ -41,6 +43,7 @@ def describe_server(config: Any, runner: Any) -> Frame:
     server["vllm"] = str(getattr(sys.modules.get("vllm"), "__version__", ""))
     if runner is not None:
         server |= _from_runner(runner)
+    server["always_drafts"] = server["method"] not in LOOKS_UP
     if server["method"] is None:
         server["num_speculative_tokens"] = 0
     return {"server": server, "gpu": gpu_description()}
