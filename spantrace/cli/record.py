@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command("record")
 @click.argument("server")
 @click.option(
-    "--cycles", type=click.IntRange(1), help="Stop after this many decode cycles beyond the warm-up (default: 1000)."
+    "--cycles", type=click.IntRange(1), help="Stop after so many decode cycles past the warm-up (default: 1000)."
 )
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
 @click.option(
