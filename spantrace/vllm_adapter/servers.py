@@ -142,7 +142,7 @@ def why_deaf(pid: int) -> str:
     if chosen is not None and "spantrace" not in chosen.split(","):
         return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list"
     if environment.get("SPANTRACE_DIR"):
-        return start + f"or its sockets lie elsewhere; try --dir {environment['SPANTRACE_DIR']}"
+        return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
     return (
         start
         + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"

@@ -1,0 +1,132 @@
+"""Greedy verification, and where the tokens to verify come from: the drafter, or the target's own continuation.
+
+A random drafter guesses nothing right. So that acceptance varies as in life, what is verified can instead be the
+continuation that the target is known to produce, corrupted at a seeded rate or at a chosen position; the drafter
+runs all the same, and its tokens are compared, not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from optimized.reference_cycle.settings import Settings
+from spantrace.errors import SpantraceError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """accepted int32 [B, K + 1]: the target's own tokens, of which the first counts int32 [B] (1..K + 1) stand."""
+
+    accepted: Tensor
+    counts: Tensor
+
+    def newest(self) -> Tensor:
+        """Each request's last accepted token, int64 [B]."""
+        return self.accepted.long().gather(1, self.counts.long().unsqueeze(1) - 1).squeeze(1)
+
+
+class Verifier:
+    """Compares drafts with what the target says."""
+
+    def sample(self, logits: Tensor, drafts: Tensor) -> Verdict:
+        """Greedy verdict on drafts int64 [B, K] by logits [B, rows, vocab], rows > K; row j speaks after draft j.
+
+        The drafts that equal the target's tokens from the first on stand, and one token of the target after them.
+        """
+        said = logits[:, : drafts.shape[1] + 1].argmax(dim=-1)
+        right = (drafts == said[:, :-1]).long().cumprod(dim=1)
+        return Verdict(said.int(), (right.sum(dim=1) + 1).int())
+
+
+def histogram(acceptance: Sequence[tuple[int, int]], draft_length: int) -> list[int]:
+    """How often 0..K drafts were accepted, from (drafted, accepted) pairs."""
+    bins = [0] * (draft_length + 1)
+    for _, accepted in acceptance:
+        bins[accepted] += 1
+    return bins
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Verify the target's continuation with each position wrong at probability `error_rate`, whoever asks and when.
+
+    `tokens[i mod n]` is what the target produces for request i; past its end nothing is proposed.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    error_rate: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.error_rate <= 1.0:
+            raise SpantraceError(f"the error rate must lie in 0..1, not {self.error_rate}")
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Verify the target's continuation with one token wrong: lengths[s mod n] drafts stand in a request's step s.
+
+    Request i starts at lengths[i mod n], so that the requests of a batch differ.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+
+
+class Proposals:
+    """The tokens to verify next, where they are not the drafter's; its tables int64 [B + 1, ...] live on the device."""
+
+    def __init__(self, settings: Settings, source: Continuation | Forced | None = None) -> None:
+        if isinstance(source, Forced) and not all(0 <= n <= settings.speculative for n in source.lengths):
+            raise SpantraceError(f"forced lengths must lie in 0..{settings.speculative}")
+        self._source, self._settings = source, settings
+        length = settings.context + settings.lookahead
+        self._known = torch.full((settings.batch + 1, length), -1, dtype=torch.int64, device=settings.device)
+        self._produced = torch.zeros(settings.batch + 1, dtype=torch.int64, device=settings.device)
+        self._steps = torch.zeros_like(self._produced)
+        self._ahead = torch.arange(settings.speculative, device=settings.device)
+        if isinstance(source, Forced):
+            self._lengths = torch.tensor(source.lengths, device=settings.device)
+
+    @property
+    def from_drafter(self) -> bool:
+        """Whether the drafter's own tokens are verified."""
+        return self._source is None
+
+    def admit(self, index: int, slot: int) -> None:
+        """Load the continuation of request `index`, of which the first token is produced."""
+        if self._source is None:
+            return
+        tokens = list(self._source.tokens[index % len(self._source.tokens)])[: self._known.shape[1]]
+        if isinstance(self._source, Continuation):
+            tokens = self._corrupted(tokens, index, self._source.error_rate)
+        else:
+            self._steps[slot] = index
+        self._known[slot] = -1
+        self._known[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self._produced[slot] = 1
+
+    def next(self, counts: Tensor, slots: Tensor) -> Tensor | None:
+        """Tokens to verify after counts [B] more were accepted, int64 [B, K]; None where the drafter's own are."""
+        if self._source is None:
+            return None
+        self._produced[slots] += counts
+        columns = (self._produced[slots].unsqueeze(1) + self._ahead).clamp(max=self._known.shape[1] - 1)
+        tokens = self._known[slots].gather(1, columns)
+        if isinstance(self._source, Forced):
+            wrong = self._lengths[self._steps[slots] % len(self._lengths)]
+            tokens = torch.where(self._ahead == wrong.unsqueeze(1), self._other(tokens), tokens)
+            self._steps[slots] += 1
+        return tokens
+
+    def _corrupted(self, tokens: list[int], index: int, rate: float) -> list[int]:
+        random = Random(f"{self._settings.seed}/{index}")
+        words = self._settings.geometry.vocab
+        return [(t + random.randrange(1, words)) % words if random.random() < rate else t for t in tokens]
+
+    def _other(self, tokens: Tensor) -> Tensor:
+        return torch.where(tokens < 0, tokens, (tokens + 1) % self._settings.geometry.vocab)

@@ -1,0 +1,51 @@
+"""A pass over static buffers: called as it is on a CPU, captured once and then replayed as a CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class Pass(Generic[Result]):
+    """`run` reads buffers that stay where they are, and may be repeated: running it twice changes nothing more.
+
+    So warming up and capturing leave no trace. It must not wait for the GPU. Its result's tensors are overwritten by
+    the next call. `run` is looked up anew at each capture, so that after `forget` a replaced method takes effect.
+    """
+
+    def __init__(self, run: Callable[[], Result], device: str) -> None:
+        self._run = run
+        self._captured = torch.device(device).type == "cuda"
+        self._graph: Any = None
+        self._result: Result | None = None
+
+    def __call__(self) -> Result:
+        """Run the pass once; the first call on a GPU captures it."""
+        if not self._captured:
+            return self._run()
+        if self._result is None:
+            self._result = self._capture()
+        self._graph.replay()
+        return self._result
+
+    def forget(self) -> None:
+        """Drop the graph: the next call captures what the code then is."""
+        self._graph = self._result = None
+
+    def _capture(self) -> Result:
+        """Warm up on a side stream, where lazy initialisation may still happen, then record without running."""
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._run()
+        main.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = self._run()
+        self._graph = graph
+        return result
