@@ -103,15 +103,16 @@ class Capture:
         enough = until.cycles is not None and self.cycles >= until.cycles
         return enough or (until.seconds is not None and time.monotonic() - started >= until.seconds)
 
+    def nothing(self, idle: str) -> SpantraceError:
+        """Why no cycle was recorded: a hook's failure, or what `idle` says of the server."""
+        if self._failure:
+            return SpantraceError(f"no cycle could be recorded, a hook failed: {self._failure}; please report it")
+        return SpantraceError(f"{idle}; put load on it while it is recorded", EXIT_NOT_COMPARABLE)
+
     def _give_up(self, idle: float) -> None:
         """Say why no cycle came in `idle` seconds: SpantraceError where none ever came."""
-        if self._failure and not self.cycles:
-            raise SpantraceError(f"no cycle could be recorded, a hook failed: {self._failure}; please report it")
         if not self.cycles:
-            raise SpantraceError(
-                f"no cycle in {idle:g} s: the server is idle; put load on it while it is recorded",
-                EXIT_NOT_COMPARABLE,
-            )
+            raise self.nothing(f"no cycle in {idle:g} s: the server is idle")
         why = f"a hook failed ({self._failure})" if self._failure else "the server went idle"
         self.note = f"{why} after {self.cycles} cycles"
 

@@ -49,7 +49,7 @@ class Recorder:
 
     def wrap(self, function: Function, site: Site) -> Function:
         """A stand-in for `function` that records each call as `site` says."""
-        push, pop = self._nvtx(site.name) if self.nvtx else (None, None)
+        push, pop = self._nvtx(site.name) if self.nvtx and site.row is not None else (None, None)
         timed: dict[str, Function] = {}
         if site.gpu and self.gpu:
             timed = {"open": self.gpu.follow if site.follows else self.gpu.open, "close": self.gpu.close}

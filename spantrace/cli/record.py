@@ -92,7 +92,7 @@ def _run(capture: Capture, until: Until, journal: Journal) -> None:
         raise
     if not capture.cycles:
         journal.discard()
-        raise SpantraceError("no cycle was recorded; put load on the server while it is recorded", 3)
+        raise capture.nothing("no cycle was recorded: the server was idle")
     recording = journal.finish()
     if not len(recording.cycles):
         journal.path.unlink()

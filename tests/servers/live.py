@@ -57,26 +57,29 @@ class LiveRecording:
 
     def armed(self) -> LiveRecording:
         """Wait until the last process of the server records; returns the recording."""
-        wait_until(lambda: self._engine_armed() or self.process.poll() is not None, "the recording's start")
-        assert self.process.poll() is None, self.process.communicate()[1]
-        return self
+        return self._when(self._engine_armed, "the recording's start")
 
     def has(self, cycles: int) -> LiveRecording:
         """Wait until so many steps were written; returns the recording."""
-        wait_until(lambda: self.steps() >= cycles or self.process.poll() is not None, f"{cycles} cycles")
-        assert self.process.poll() is None, self.process.communicate()[1]
-        return self
+        return self._when(lambda: self.steps() >= cycles, f"{cycles} cycles")
 
     def settled(self) -> LiveRecording:
         """Wait until the journal holds the end of every step that was scheduled by now; returns the recording."""
         drained = self._drains() + 1
-        wait_until(lambda: self._drains() > drained, "two more drains")
-        wait_until(lambda: self._steps("schedule") <= self._steps("update"), "the end of every step")
-        return self
+        return self._when(
+            lambda: self._drains() > drained and self._steps("schedule") <= self._steps("update"),
+            "two more drains, and the end of every step",
+        )
 
     def steps(self) -> int:
         """How many scheduled steps the journal holds."""
         return len(self._steps("schedule"))
+
+    def _when(self, condition: Callable[[], bool], what: str) -> LiveRecording:
+        """Wait for a condition, which comes true while the process runs; returns the recording."""
+        wait_until(lambda: condition() or self.process.poll() is not None, what)
+        assert self.process.poll() is None, self.process.communicate()[1]
+        return self
 
     def _steps(self, fact: str) -> set[int]:
         return {values[0] for frame in self.frames() for kind, *values in frame.get("facts", ()) if kind == fact}

@@ -54,9 +54,9 @@ V2 = (
         "target.metadata": 1,
         "target.forward": 1,
         "sample": 1,
-        "postprocess": 3,
+        "postprocess": 1,
         "draft.propose": 1,
-        "draft.input_prep": 2,
+        "draft.input_prep": 1,
         "draft.context_kv": 1,
         "draft.metadata": 2,
         "draft.forward": 1,
@@ -172,7 +172,8 @@ def test_every_span_is_there(case: Case, server: CpuServer, tmp_path: Path) -> N
     assert recording.header["server"]["method"] == case.configuration["method"]
     assert case.kinds <= kinds(recording).keys()
     assert typical_calls(recording) == case.calls
-    assert recording.calls("output.wait").min() > 0
+    # With async scheduling, a turn that only fills the queue waits for nothing.
+    assert np.median(recording.calls("output.wait")) > 0
 
 
 def typical_calls(recording: Recording) -> dict[str, int]:

@@ -40,13 +40,13 @@ def seer(server: CpuServer, witness: AskWitness) -> Witness:
 
 def test_ten_recordings_are_complete_and_leave_vllm_as_it_was(server: CpuServer, seer: Witness, tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.spantrace" for number in range(10)]
-    with server.load(4) as load:
+    with server.load(4) as requests:
         for path in paths:
             with live(server, path, *MANY) as running:
                 assert len(seer.changed()) > 40
                 running.has(cycles=10)
             assert seer.changed() == []
-    assert not load.errors
+    assert requests.errors == []
     for path in paths:
         assert_clean(load(path))
     assert sorted(tmp_path.iterdir()) == paths
