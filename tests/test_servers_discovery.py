@@ -211,7 +211,7 @@ def test_one_of_several_engines_is_named_by_its_pid() -> None:
         ({"SPANTRACE": "OFF"}, "it was started with SPANTRACE=off; restart it without"),
         ({"VLLM_PLUGINS": ""}, "its VLLM_PLUGINS='' leaves spantrace out; restart it with spantrace in that list"),
         ({"VLLM_PLUGINS": "a,b"}, "its VLLM_PLUGINS='a,b' leaves spantrace out"),
-        ({"VLLM_PLUGINS": "a,spantrace", "SPANTRACE_DIR": "/x"}, "its sockets lie elsewhere; try --dir /x"),
+        ({"VLLM_PLUGINS": "a,spantrace", "SPANTRACE_DIR": "/x"}, "has its socket elsewhere; try --dir /x"),
         ({}, "install spantrace into the server's environment and restart it"),
     ],
 )
@@ -224,7 +224,7 @@ def test_why_a_process_has_no_socket(environment: dict[str, str], why: str) -> N
         said = why_deaf(process.pid)
         process.communicate(b"\n")
     assert why in said
-    assert said.startswith(f"vLLM process {process.pid} does not load spantrace's plugin: ")
+    assert said.startswith(f"vLLM process {process.pid} ")
 
 
 def test_a_process_whose_environment_is_hidden() -> None:
