@@ -15,8 +15,10 @@ from analyzers.per_cycle import (
     Union,
     chosen_cycles,
     host_rows,
+    intervals,
     periods,
     processes_of,
+    work,
 )
 from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
@@ -76,13 +78,13 @@ class CoSaturation:
 
     @property
     def host_win(self) -> float | None:
-        """What 1 ms less host work can win at most, in ms: until the GPU binds; None without a GPU track."""
-        return None if self.gpu is None else min(STEP_MS, max(0.0, self.period.ms - self.gpu.ms))
+        """What 1 ms less host work can win at most, in ms: the GPU's mean idle time; None without a GPU track."""
+        return None if self.idle is None else min(STEP_MS, self.idle.share * self.period.ms)
 
     @property
     def gpu_win(self) -> float | None:
-        """What 1 ms less GPU work can win at most, in ms: until the host never waits; None without a GPU track."""
-        return None if self.gpu is None else min(STEP_MS, self.wait.ms)
+        """What 1 ms less GPU work can win at most, in ms: the host's mean wait; None without a GPU track."""
+        return None if self.gpu is None else min(STEP_MS, self.wait.share * self.period.ms)
 
 
 def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSaturation | None:
@@ -103,6 +105,7 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
 
     host_parts = {name: priced(values) for name, values in _host(recording, low, inside, high).items()}
     busy = gpu_busy(recording, kinds)
+    busy = None if busy is None or np.isnan(busy).all() else busy
     gpu = None if busy is None else priced(busy)
     return CoSaturation(
         verdict=_verdict(host_parts, gpu),
@@ -128,16 +131,19 @@ def windows(recording: Recording, kinds: frozenset[Kind]) -> tuple[Ints, Ints, I
 
 
 def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Floats | None:
-    """Time in GPU spans per known cycle, ns; None without a GPU track."""
+    """Time in GPU spans per known cycle, ns; NaN where none of its events was read, None without a GPU track."""
     gpu = recording.spans.track == Track.GPU
     low, _, high = windows(recording, kinds)
-    return Union(recording, gpu).within(low, high) if gpu.any() else None
+    if not gpu.any():
+        return None
+    busy = Union(*intervals(recording, gpu)).within(low, high)
+    return np.where(busy > 0, busy, np.nan)
 
 
 def _host(recording: Recording, low: Ints, inside: Ints, high: Ints) -> dict[str, Floats]:
-    work = Union(recording, host_rows(recording, waits=False))
-    attributed = Union(recording, host_rows(recording, waits=True))
-    worked, attributed_inside = work.within(low, high), attributed.within(low, inside)
+    working = Union(*work(recording))
+    attributed = Union(*intervals(recording, host_rows(recording, waits=True)))
+    worked, attributed_inside = working.within(low, high), attributed.within(low, inside)
     period, length = (high - low).astype(np.float64), (inside - low).astype(np.float64)
     return {
         "period": period,
@@ -145,7 +151,7 @@ def _host(recording: Recording, low: Ints, inside: Ints, high: Ints) -> dict[str
         "wait": attributed.within(low, high) - worked,
         "unattributed": length - attributed_inside,
         "between": period - length,
-        "occupied": length - attributed_inside + work.within(low, inside),
+        "occupied": length - attributed_inside + working.within(low, inside),
     }
 
 
@@ -162,13 +168,13 @@ def _verdict(host: dict[str, Cost], gpu: Cost | None) -> Verdict:
 
 def _work_by_process(recording: Recording, low: Ints, high: Ints) -> dict[str, Floats]:
     header, process = recording.header, processes_of(recording)
-    work = host_rows(recording, waits=False)
+    worked = host_rows(recording, waits=False)
     numbers = list(dict.fromkeys(int(lane["process"]) for lane in header.get("lanes") or [])) or [0]
     known = header.get("processes") or []
     found = {}
-    for index in np.flatnonzero(np.bincount(process[work])):
+    for index in np.flatnonzero(np.bincount(process[worked])):
         number = numbers[int(index)]
         role = str(known[number].get("role")) if number < len(known) else "process"
         name = role if role not in found else f"{role} {number}"
-        found[name] = Union(recording, work & (process == index)).within(low, high)
+        found[name] = Union(*work(recording, process == index)).within(low, high)
     return found

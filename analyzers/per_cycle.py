@@ -98,11 +98,43 @@ def host_rows(recording: Recording, *, waits: bool) -> Mask:
     return found
 
 
-class Union:
-    """The union of some rows' intervals, to be measured in windows; overlaps count once."""
+def intervals(recording: Recording, rows: Mask) -> tuple[Ints, Ints]:
+    """Starts and ends of some rows, [rows] each."""
+    return recording.spans.start[rows], recording.spans.end[rows]
 
-    def __init__(self, recording: Recording, rows: Mask) -> None:
-        start, end = recording.spans.start[rows], recording.spans.end[rows]
+
+def work(recording: Recording, among: Mask | None = None) -> tuple[Ints, Ints]:
+    """Starts and ends of the stretches in which a thread works in a span of the cycle: in one and in no wait.
+
+    A wait inside a span, such as V1's for the sampled tokens, is cut out of that span and of nothing else's.
+    """
+    rows = host_rows(recording, waits=False) if among is None else host_rows(recording, waits=False) & among
+    waiting = host_rows(recording, waits=True) & ~host_rows(recording, waits=False)
+    lanes = recording.spans.lane
+    parts = [_without(recording, rows & (lanes == lane), waiting & (lanes == lane)) for lane in np.unique(lanes[rows])]
+    if not parts:
+        return intervals(recording, rows)
+    return np.concatenate([start for start, _ in parts]), np.concatenate([end for _, end in parts])
+
+
+def _without(recording: Recording, rows: Mask, holes: Mask) -> tuple[Ints, Ints]:
+    """The stretches that are in one of `rows` and in none of `holes`."""
+    (start, end), (hole_start, hole_end) = intervals(recording, rows), intervals(recording, holes)
+    at = np.concatenate([start, end, hole_start, hole_end])
+    step = np.concatenate([np.ones(len(start)), -np.ones(len(end))]).astype(np.int64)
+    hole_step = np.concatenate([np.ones(len(hole_start)), -np.ones(len(hole_end))]).astype(np.int64)
+    order = np.argsort(at, kind="stable")
+    inside = np.cumsum(np.concatenate([step, 0 * hole_step])[order])
+    in_hole = np.cumsum(np.concatenate([0 * step, hole_step])[order])
+    at = at[order]
+    kept = (inside > 0) & (in_hole == 0)
+    return at[:-1][kept[:-1]], at[1:][kept[:-1]]
+
+
+class Union:
+    """The union of intervals [start, end), to be measured in windows; overlaps count once."""
+
+    def __init__(self, start: Ints, end: Ints) -> None:
         order = np.argsort(start, kind="stable")
         start, end = start[order], np.maximum.accumulate(end[order])
         opens = np.append(True, start[1:] > end[:-1])[: len(start)]

@@ -131,18 +131,18 @@ def run_medians(runs: Sequence[Floats]) -> Floats:
 def shift(a: Sequence[Floats], b: Sequence[Floats]) -> Shift | None:
     """Compare the runs of b with those of a; None where a side has no value. Values are positive times.
 
-    p is the two-sided Mann-Whitney test on `run_medians`; the interval holds the ratios that this test does not
-    reject (Hodges and Lehmann, Estimates of location based on rank tests, 1963), so both speak alike.
+    p is the two-sided Mann-Whitney test on `run_medians`; the ratio is the median of all pairs' and its interval
+    holds the ratios that this test does not reject (Hodges and Lehmann, Estimates of location based on rank tests,
+    1963), so that all three speak alike.
     """
     from scipy.stats import mannwhitneyu
 
     first, second = (np.log(np.maximum(run_medians(side), 1.0)) for side in (a, b))
     if not len(first) or not len(second):
         return None
-    middles = [float(np.median(np.concatenate([present(run) for run in side]))) for side in (a, b)]
-    ratio = max(middles[1], 1.0) / max(middles[0], 1.0)
     p = 1.0 if np.ptp(np.concatenate([first, second])) == 0 else float(mannwhitneyu(first, second).pvalue)
     differences = np.sort((second[:, None] - first[None, :]).ravel())
+    ratio = float(np.exp(np.median(differences)))
     cut = _critical(len(first), len(second))
     if cut is None:
         return Shift(ratio, None, None, p)

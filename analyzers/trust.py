@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzers.co_saturation import gpu_busy
 from analyzers.per_cycle import STEADY, chosen_cycles
 from analyzers.span_table import SpanTable, span_table
 from spantrace.recording import Recording
@@ -16,6 +17,8 @@ COST_BUDGET = 0.015
 RESIDUAL_BUDGET = 0.10
 """A cycle with more than this in no span, and children that exceed their parent by more, are pointed out."""
 FEW_CYCLES = 100
+SKIPPED_BUDGET = 0.01
+"""GPU spans without an event, per cycle, from which on it is said."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def trust(recording: Recording, kinds: frozenset[Kind] = STEADY, table: SpanTabl
         doubts=(
             *_losses(recording, lost, errors),
             *_doubts(table.cycles, share, {"cycle": residual or 0.0, **parents}),
+            *_gpu_gaps(recording, kinds),
             *_surroundings(recording),
         ),
     )
@@ -133,8 +137,20 @@ def _doubts(cycles: int, cost_share: float | None, residuals: dict[str, float]) 
     return found
 
 
-def _surroundings(recording: Recording) -> list[Doubt]:
+def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
+    """Cycles without GPU times, and spans for which there was no room for an event."""
+    busy = gpu_busy(recording, kinds)
     found = []
+    if busy is not None and (missing := int(np.isnan(busy).sum())):
+        found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles are missing"))
+    skipped = sum(int(process.get("gpu_skipped") or 0) for process in recording.header.get("processes") or [])
+    if skipped > SKIPPED_BUDGET * max(1, len(recording.cycles)):
+        found.append(Doubt(f"{skipped:,} GPU spans had no room for an event: their medians are of the other cycles"))
+    return found
+
+
+def _surroundings(recording: Recording) -> list[Doubt]:
+    found = [Doubt(str(note)) for note in recording.header.get("notes") or []]
     others = (recording.header.get("gpu") or {}).get("other_processes") or []
     if others:
         found.append(Doubt(f"{len(others)} other process{'es' * (len(others) > 1)} used the GPU"))

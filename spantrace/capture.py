@@ -32,14 +32,17 @@ class Until:
 
 
 class Capture:
-    """One recording of `members`, each pid with its role, the engine last; `cycles` counts the decode cycles so far."""
+    """One recording of `members`, each pid with its role, the engine last.
+
+    `steps` counts the engine's steps so far that ran anything, `cycles` those of them that only decoded.
+    """
 
     def __init__(self, directory: Path, members: dict[int, str], journal: Journal, options: Frame) -> None:
         self._directory, self._members, self._journal, self._options = directory, members, journal, options
         self._connections: list[Connection] = []
         self._lost: set[int] = set()
         self._failure = ""
-        self.cycles = 0
+        self.cycles = self.steps = 0
         self.note = ""
 
     def __enter__(self) -> Capture:
@@ -63,15 +66,15 @@ class Capture:
 
     def run(self, until: Until, progress: Callable[[int], None] = lambda cycles: None) -> None:
         """Journal frames until the end that `until` names; SpantraceError when no cycle comes at all."""
-        started = last_cycle = time.monotonic()
+        started = last_step = time.monotonic()
         while not self._done(until, started):
-            before = self.cycles
+            before = self.steps
             if not self._read(0.1):
                 return
             progress(self.cycles)
             now = time.monotonic()
-            last_cycle = now if self.cycles > before else last_cycle
-            if now - last_cycle > until.idle and (until.seconds is None or not self.cycles):
+            last_step = now if self.steps > before else last_step
+            if now - last_step > until.idle and (until.seconds is None or not self.steps):
                 self._give_up(until.idle)
                 return
 
@@ -111,10 +114,10 @@ class Capture:
 
     def _give_up(self, idle: float) -> None:
         """Say why no cycle came in `idle` seconds: SpantraceError where none ever came."""
-        if not self.cycles:
+        if not self.steps:
             raise self.nothing(f"no cycle in {idle:g} s: the server is idle")
         why = f"a hook failed ({self._failure})" if self._failure else "the server went idle"
-        self.note = f"{why} after {self.cycles} cycles"
+        self.note = f"{why} after {self.cycles} decode cycles"
 
     def _read(self, timeout: float) -> bool:
         """Journal what has arrived; False once a process is gone."""
@@ -162,4 +165,5 @@ class Capture:
         for kind, *fact in frame.get("facts", ()):
             if kind == "schedule":
                 _, _, tokens, _, prefilling, *_ = fact
+                self.steps += tokens > 0
                 self.cycles += tokens > 0 and prefilling == 0

@@ -135,10 +135,19 @@ class ControlServer:
                 time.sleep(RETRY_S)
                 continue
             if _user_of(peer) in (os.getuid(), 0) and self._free.acquire(blocking=False):
-                self._peers.add(peer)
-                threading.Thread(target=self._serve, args=(peer,), name="spantrace-peer", daemon=True).start()
+                self._answer(peer)
             else:
                 peer.close()
+
+    def _answer(self, peer: socket.socket) -> None:
+        self._peers.add(peer)
+        try:
+            threading.Thread(target=self._serve, args=(peer,), name="spantrace-peer", daemon=True).start()
+        except RuntimeError:
+            # The process may start no more threads.
+            self._peers.discard(peer)
+            self._free.release()
+            peer.close()
 
     def _serve(self, peer: socket.socket) -> None:
         connection = Connection(peer, LARGEST_REQUEST)

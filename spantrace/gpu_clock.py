@@ -44,6 +44,7 @@ class GpuClock:
         self._anchor_ms = 0.0
         self._marks = self._read = self._limit = self._cycle_began = 0
         self._spans: deque[tuple[int, int, int, int, int]] = deque()
+        self._dead = False
         self.cycles = 0
         self.skipped = 0
         self.errors = 0
@@ -54,11 +55,12 @@ class GpuClock:
         if self._stream is None:
             self._stream = self._find_stream()
         self._cycle_began = self._marks
-        self._limit = min(self._marks + BUDGET, self._read + self._size)
+        self._limit = 0 if self._dead else min(self._marks + BUDGET, self._read + self._size)
         self.cycles += 1
 
     def end(self) -> None:
         """Record no more events, also from a wrapper that is still blocked in its call."""
+        self._dead = True
         self._limit = 0
 
     def open(self) -> int:
@@ -129,6 +131,6 @@ class GpuClock:
             self._anchor, self._anchor_ms, self._pool[slot] = event, self._gpu[slot], freed
 
     def _failed(self, error: Exception) -> None:
-        self._limit = 0
+        self.end()
         self.errors += 1
         self.first_error = self.first_error or repr(error)

@@ -17,7 +17,8 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
         index = frame.get("process", -1)
         if frame["type"] == "armed":
             processes[index] = {"lost": 0, "hook_errors": 0, "first_error": "", "sites": [], **frame["about"]}
-            full["calibration"] = {**full.get("calibration", {}), **frame["calibration"]}
+            measured = {key: value for key, value in frame["calibration"].items() if value is not None}
+            full["calibration"] = {**frame["calibration"], **full.get("calibration", {}), **measured}
         elif frame["type"] == "described":
             known = {key: value for key, value in frame["server"].items() if value is not None}
             full["server"] = {**frame["server"], **full["server"], **known}
@@ -29,6 +30,9 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
     timed = sum(about.get("gpu_cycles", 0) for about in processes.values())
     full.setdefault("calibration", {})["gpu_events_per_cycle"] = records / timed if timed else 0.0
     full.pop("gpus", None)
+    if full.get("gpu") and "processes" in full["gpu"]:
+        own = {about["pid"] for about in processes.values()}
+        full["gpu"]["other_processes"] = [pid for pid in full["gpu"].pop("processes") if pid not in own]
     full["processes"] = [processes[index] for index in sorted(processes)]
     return full
 

@@ -213,20 +213,25 @@ def _gpu_part(gpu: Ints, rows: NamedRows, cycle: Ints, lane: int) -> dict[str, I
     gpu = gpu[: len(gpu) if len(order) else 0]
     kept = rows.opened[at] == gpu[:, 1]
     gpu, at = gpu[kept], at[kept]
-    offset = _offset(gpu[:, 2], gpu[:, 4])
+    offset = _offset(gpu)
     return _part(rows.name[at], Track.GPU, lane, cycle[at], gpu[:, 3] + offset, gpu[:, 4] + offset)
 
 
-def _offset(host: Ints, gpu: Ints, block_ns: int = 1_000_000_000) -> Ints:
-    """Nanoseconds to add to GPU times: no event passes before it is recorded, and an idle GPU passes it at once.
+def _offset(gpu: Ints, block_ns: int = 1_000_000_000) -> Ints:
+    """Nanoseconds to add to each row's GPU times; rows hold site, host start and end, GPU start and end.
 
-    So the offset is the largest host-less-GPU difference of each second, interpolated between seconds.
+    No event passes before it is recorded, and an idle GPU passes it at once: so the offset is the largest
+    host-less-GPU difference of each second, interpolated between seconds. A closing event is recorded at the host
+    row's end; an opening one just before its start, unless it is the closing event of the span before.
     """
-    if not len(host):
-        return host
-    blocks, first = np.unique((host - host[0]) // block_ns, return_index=True)
-    largest = np.maximum.reduceat(host - gpu, first)
-    centre = host[0] + (blocks + 0.5) * block_ns
-    drift = np.interp(host, centre, (largest - largest[0]).astype(np.float64))
+    if not len(gpu):
+        return gpu[:, 0]
+    _, host_start, host_end, gpu_start, gpu_end = gpu.T
+    opened = np.append(True, gpu_start[1:] != gpu_end[:-1])
+    ahead = np.maximum(host_end - gpu_end, np.where(opened, host_start - gpu_start, np.iinfo(np.int64).min))
+    blocks, first = np.unique((host_start - host_start[0]) // block_ns, return_index=True)
+    largest = np.maximum.reduceat(ahead, first)
+    centre = host_start[0] + (blocks + 0.5) * block_ns
+    drift = np.interp(host_start, centre, (largest - largest[0]).astype(np.float64))
     offset: Ints = largest[0] + np.rint(drift).astype(np.int64)
     return offset

@@ -38,6 +38,7 @@ class Journal:
                 raise OSError(0, "no space left")
         except OSError as error:
             os.ftruncate(self._file.fileno(), self._frame_sizes)
+            self._file.seek(self._frame_sizes)
             raise SpantraceError(f"cannot write {self.part}: {error.strerror}; what was recorded is kept") from error
         self._frame_sizes += len(data)
 

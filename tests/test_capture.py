@@ -218,7 +218,7 @@ def test_a_server_that_goes_idle_ends_the_recording(cast: Cast, journal: Journal
     with prepared(journal) as capture:
         capture.run(Until(cycles=1000, idle=0.2))
         assert capture.stop()
-    assert capture.note == "the server went idle after 3 cycles"
+    assert capture.note == "the server went idle after 3 decode cycles"
     assert not journal.finish().partial
 
 

@@ -36,7 +36,8 @@ def spantrace(*arguments: str | Path) -> int:
 def test_report_says_who_bounds_the_cycle(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert spantrace("report", stock) == 0
     out = capsys.readouterr().out
-    assert "nemotron-h-30b-a3b + dflash K=2 | vLLM 0.33.0, V2 runner, FULL graphs | H200, 1980 MHz, alone" in out
+    assert "nemotron-h-30b-a3b + dflash dflash-nemotron K=2 | vLLM 0.33.0, V2 runner, FULL graphs" in out
+    assert "H200, 1980 MHz, alone" in out
     assert "400 steady decode cycles | recorded 2026-11-29 12:53" in out
     assert "HOST-BOUND  The host works 6.9" in out
     assert "1 ms less GPU work wins nothing." in " ".join(out.split())
@@ -129,7 +130,7 @@ def test_compare_shows_the_fix(stock: Path, tmp_path: Path, capsys: pytest.Captu
     assert spantrace("compare", stock, fixed) == 0
     out = capsys.readouterr().out
     assert "stock -> fixed | treatment: +uniform-decode-metadata (5,000 hits, 0 fallbacks)" in out
-    assert "CYCLE -23" in out
+    assert "CYCLE -22.9%" in out
     assert "absent in stock" in out
     assert " ~ " in out
     assert spantrace("compare", stock, fixed, "--format", "json") == 0

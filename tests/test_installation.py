@@ -288,6 +288,19 @@ def test_a_runner_known_before_is_hooked_with_the_rest(installation: Installatio
     assert spans(recorder, installation) == ["sample"]
 
 
+def test_a_runner_seen_again_is_not_hooked_twice(installation: Installation, recorder: Recorder) -> None:
+    runner = RunnerV1(Target(), None)
+    event = runner.prepare_inputs_event
+    installation.plan([])
+    installation.hook_runner(runner)
+    installation.install()
+    installation.hook_runner(runner)
+    runner.model.compute_logits(1)
+    assert spans(recorder, installation) == ["sample"]
+    installation.remove()
+    assert runner.prepare_inputs_event is event
+
+
 def test_a_runner_that_shows_up_after_the_end_is_left_alone(installation: Installation) -> None:
     in_force(installation)
     installation.remove()

@@ -326,6 +326,17 @@ def test_gpu_spans_of_the_engines_own_process_and_of_a_dropped_row() -> None:
     assert rows_of(joined(engine), track=Track.GPU) == [("sample", 0, 1102, 1200)]
 
 
+def test_an_idle_gpu_starts_when_it_is_launched_to_although_it_ends_late() -> None:
+    """The GPU's clock is 5000 ahead and runs every span 300 longer than the host; the second follows the first."""
+    engine, worker = turns(Played("engine"), [1]), Played("worker")
+    worker.execute(1, 1100).row("target.forward", 1150, 1160).row("sample", 1200, 1210)
+    worker.timed("target.forward", 1150, 1160, 6150, 6460).timed("sample", 1200, 1210, 6460, 6800)
+    assert rows_of(joined(engine, worker), track=Track.GPU) == [
+        ("target.forward", 0, 1150, 1460),
+        ("sample", 0, 1460, 1800),
+    ]
+
+
 def test_a_drifting_gpu_clock_is_followed_from_second_to_second() -> None:
     second = 1_000_000_000
     engine, worker = Played("engine"), Played("worker")

@@ -130,7 +130,7 @@ def test_the_union_counts_each_nanosecond_once(intervals: list[tuple[int, int]],
     recording = Recording(header(), cycles_of([(0, 100)]), spans)
     covered = {t for start, length in intervals for t in range(start, start + length)}
     window = np.array([low]), np.array([low + 25])
-    found = Union(recording, np.ones(len(intervals), dtype=bool)).within(*window)
+    found = Union(recording.spans.start, recording.spans.end).within(*window)
     assert found[0] == len(covered & set(range(low, low + 25)))
 
 

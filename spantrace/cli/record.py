@@ -87,10 +87,10 @@ def _run(capture: Capture, until: Until, journal: Journal) -> None:
             if not capture.stop():
                 capture.note = capture.note or "a process did not finish its recording"
     except SpantraceError:
-        if not capture.cycles:
+        if not capture.steps:
             journal.discard()
         raise
-    if not capture.cycles:
+    if not capture.steps:
         journal.discard()
         raise capture.nothing("no cycle was recorded: the server was idle")
     recording = journal.finish()
@@ -112,6 +112,7 @@ def _header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
 
     from spantrace import __version__
     from spantrace.vllm_adapter.gpu_state import gpu_states
+    from spantrace.vllm_adapter.targets import without_secrets
 
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -125,7 +126,7 @@ def _header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
         },
         "gpu": None,
         "gpus": gpu_states(),
-        "server": {"args": started_as.partition(" serve ")[2]},
+        "server": {"args": without_secrets(started_as)},
         "optimizations": [],
         "options": options,
         "notes": [],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from analyzers.trust import Trust
     from spantrace.recording import Recording
 
+BORDER = 0.01
 DOUBT_STYLES = ("yellow", "red")
 """Of a doubt, and of one that says not to quote the figures."""
 _STYLES = {"HOST-BOUND": "bold red", "GPU-BOUND": "bold yellow", "CO-SATURATED": "bold green"}
@@ -60,10 +61,15 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
 
 
 def _model(server: dict[str, object]) -> str:
-    name = str(server.get("model") or "unknown model").rstrip("/").rsplit("/", 1)[-1]
+    name, drafter = _basename(server.get("model") or "unknown model"), _basename(server.get("drafter") or "")
     if not server.get("method"):
         return f"{name}, no speculation"
-    return f"{name} + {server['method']} K={server.get('num_speculative_tokens')}"
+    by = f" {drafter}" if drafter and drafter not in (name, server["method"]) else ""
+    return f"{name} + {server['method']}{by} K={server.get('num_speculative_tokens')}"
+
+
+def _basename(path: object) -> str:
+    return str(path).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _graphs(modes: Sequence[int]) -> str:
@@ -77,10 +83,11 @@ def _device(header: dict[str, object]) -> str:
     if not isinstance(gpu, dict):
         cpu = host.get("cpu") if isinstance(host, dict) else None
         return f"no GPU, {cpu or 'unknown CPU'}"
-    others = gpu.get("other_processes") or []
-    company = "alone" if not others else f"{len(others)} other process{'es' * (len(others) > 1)} on it"
+    others = gpu.get("other_processes")
+    many = f"{len(others or ())} other process{'es' * (len(others or ()) > 1)} on it"
+    company = [] if others is None else [many if others else "alone"]
     clock = [f"{gpu['sm_mhz']:g} MHz"] if gpu.get("sm_mhz") else []
-    return ", ".join([str(gpu.get("name")).removeprefix("NVIDIA "), *clock, company])
+    return ", ".join([str(gpu.get("name")).removeprefix("NVIDIA "), *clock, *company])
 
 
 def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
@@ -121,9 +128,16 @@ def _work(found: CoSaturation) -> str:
             f"The host {works} {period} ms{detail} and only waits for {number(found.wait.ms)} ms. "
             "Without a GPU track there is no verdict on who bounds the cycle."
         )
-    gpu = f"which is busy at most {number(found.gpu.ms)} ms ({percent(found.gpu.share)})"
+    gpu = f"which is busy at most {number(found.gpu.ms)} ms ({_near(found.gpu.share)})"
     between = f", {number(found.between.ms)} ms pass between cycles" if found.between.share >= 0.05 else ""
     return f"The host {works} {period} ms{detail} and waits {number(found.wait.ms)} ms for the GPU, {gpu}{between}."
+
+
+def _near(share: float) -> str:
+    """A share as percent, with a decimal and a word where it is about the one from which a side is saturated."""
+    from analyzers.co_saturation import BUSY
+
+    return f"{share:.1%}, borderline" if abs(share - BUSY) < BORDER else percent(share)
 
 
 def _wins(found: CoSaturation) -> list[str]:

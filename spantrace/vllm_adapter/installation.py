@@ -23,7 +23,7 @@ class Installation:
         self._recorder, self._probes = recorder, probes
         self._patches = PatchSet()
         self._lock = threading.Lock()
-        self._removed = False
+        self._closed = self._runner_hooked = False
         self.sites: list[tuple[str, str | None]] = []
         self.graphs: dict[str, int] = {}
         self.missing: list[str] = []
@@ -56,16 +56,21 @@ class Installation:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if not self._removed:
+            if not self._closed and not self._runner_hooked:
+                self._runner_hooked = True
                 for patch in self._runner_patches(runner):
                     self._patches.add(patch)
         finally:
             self._lock.release()
 
+    def abandon_lock(self) -> None:
+        """After a fork: whoever held the lock is not in the child."""
+        self._lock = threading.Lock()
+
     def remove(self) -> None:
         """Put every original back; a second call does nothing."""
         with self._lock:
-            self._removed = True
+            self._closed = True
             self._patches.revert()
         for conflict in self._patches.conflicts:
             self._recorder.failed(RuntimeError(f"somebody patched over {conflict}; it was left as it is"))

@@ -6,6 +6,7 @@ SPANTRACE=off keeps even the socket closed. Nothing here raises into the server.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -92,5 +93,6 @@ def _after_fork() -> None:
         _server.abandon()
         _server = None
     if session := sys.modules.get("spantrace.vllm_adapter.session"):
-        session.forget()
+        with contextlib.suppress(Exception):
+            session.forget()
     _open_later()

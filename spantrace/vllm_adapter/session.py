@@ -50,6 +50,11 @@ class Session:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
         return {"sites": self._installation.sites, "graphs": self._installation.graphs}
 
+    def stop_after_fork(self) -> None:
+        """Remove every hook in a child, where the thread that may have held the lock does not exist."""
+        self._installation.abandon_lock()
+        self.stop()
+
     def stop(self) -> None:
         """Remove every hook; a second call does nothing."""
         self._installation.remove()
@@ -107,7 +112,7 @@ def forget() -> None:
     global _busy
     _busy = threading.Lock()
     while _sessions:
-        _sessions.pop().stop()
+        _sessions.pop().stop_after_fork()
 
 
 def record(request: Frame, connection: Connection) -> None:

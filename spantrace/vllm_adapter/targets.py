@@ -1,13 +1,16 @@
-"""What a person names a server by: a port or a URL of this machine."""
+"""What a person names a server by, a port or a URL of this machine, and what of its command line may be kept."""
 
 from __future__ import annotations
 
+import re
 import socket
 from urllib.parse import urlsplit
 
 import psutil
 
 from spantrace.errors import SpantraceError
+
+_SECRET = re.compile(r"(--[\w-]*(?:key|token|password|secret)(?:=|\s+))(?!--)\S+", re.IGNORECASE)
 
 
 def port_of(target: str) -> int:
@@ -35,3 +38,8 @@ def _is_here(host: str) -> bool:
         raise SpantraceError(f"cannot resolve {host}: {error}") from error
     own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
     return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
+
+
+def without_secrets(command: str) -> str:
+    """What follows `serve` in a server's command line, the values of its key, token and password options masked."""
+    return _SECRET.sub(r"\1***", command.partition(" serve ")[2] or command)

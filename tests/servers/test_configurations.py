@@ -143,7 +143,8 @@ def test_counts_equal_vllm(case: Case, server: CpuServer, streams: int, tmp_path
     assert counted.drafting.sum() == grown.drafts
     assert counted.drafted.sum() == grown.drafted
     assert tuple(counted.accepted.sum(axis=0)) == grown.accepted
-    assert counted.batch.max() == (1 if streams == 1 else streams + 1)
+    # Whether the client that hangs up meets all the others is the schedule's choice.
+    assert counted.batch.max() in ((1,) if streams == 1 else (streams, streams + 1))
 
 
 @contextmanager
