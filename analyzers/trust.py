@@ -143,7 +143,10 @@ def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
     found = []
     if busy is not None and (missing := int(np.isnan(busy).sum())):
         found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles are missing"))
-    skipped = sum(int(process.get("gpu_skipped") or 0) for process in recording.header.get("processes") or [])
+    processes = recording.header.get("processes") or []
+    if busy is None and any(process.get("gpu_records") for process in processes):
+        found.append(Doubt("no GPU event was read before the recording was cut off: the GPU's side is missing"))
+    skipped = sum(int(process.get("gpu_skipped") or 0) for process in processes)
     if skipped > SKIPPED_BUDGET * max(1, len(recording.cycles)):
         found.append(Doubt(f"{skipped:,} GPU spans had no room for an event: their medians are of the other cycles"))
     return found

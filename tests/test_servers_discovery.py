@@ -15,8 +15,9 @@ import pytest
 from spantrace.control import ControlServer
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter import servers
+from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.plugin import handle
-from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of, why_deaf
+from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of
 
 
 @pytest.fixture

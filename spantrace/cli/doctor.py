@@ -57,22 +57,20 @@ def _sockets(directory: Path) -> Finding:
 
 
 def _vllm() -> Finding:
-    from importlib.metadata import PackageNotFoundError, version
-
     from spantrace.vllm_adapter.hooks import SUPPORTED
+    from spantrace.vllm_adapter.launch import installed_version
 
-    try:
-        found = version("vllm").partition("+")[0]
-    except PackageNotFoundError:
+    found = installed_version()
+    if found is None:
         return "vLLM", "no", "not installed in this environment (servers in other environments can be recorded)"
     known = any(found.split(".")[:2] == supported.split(".")[:2] for supported in SUPPORTED)
     return "vLLM", "ok" if known else "no", f"{found}, {'in' if known else 'not in'} the hook tables"
 
 
 def _plugin() -> Finding:
-    from importlib.metadata import entry_points
+    from spantrace.vllm_adapter.launch import plugin_is_visible
 
-    found = any(entry.name == "spantrace" for entry in entry_points(group="vllm.general_plugins"))
+    found = plugin_is_visible()
     detail = "vLLM of this environment will load it" if found else "install spantrace with pip, not by PYTHONPATH alone"
     return "plugin", "ok" if found else "no", detail
 

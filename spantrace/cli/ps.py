@@ -30,7 +30,7 @@ def command(directory: Path | None, form: str) -> None:
 def document(servers: list[Server]) -> Document:
     """The servers as a table: one row a process, and what keeps a server from being recorded."""
     from spantrace.tables import Cell, Column, Document, Headline, Row, Table
-    from spantrace.vllm_adapter.servers import why_deaf
+    from spantrace.vllm_adapter.launch import why_deaf
 
     columns = (
         Column("process", "process"),

@@ -13,6 +13,7 @@ import psutil
 from spantrace.control import ask, processes
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
+from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.targets import port_of
 
 ROLES = {
@@ -127,31 +128,6 @@ def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Mem
     if deaf:
         raise SpantraceError(why_deaf(deaf[0].pid))
     return workers, engine
-
-
-def why_deaf(pid: int) -> str:
-    """Why a vLLM process has no control socket, in one sentence with what to do."""
-    start = f"vLLM process {pid} does not load spantrace's plugin: "
-    try:
-        environment = _environment(psutil.Process(pid))
-    except psutil.Error:
-        return start + "its environment cannot be read; run as the server's user"
-    chosen = environment.get("VLLM_PLUGINS")
-    if environment.get("SPANTRACE", "").lower() == "off":
-        return start + "it was started with SPANTRACE=off; restart it without"
-    if chosen is not None and "spantrace" not in chosen.split(","):
-        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list"
-    if environment.get("SPANTRACE_DIR"):
-        return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
-    return (
-        start
-        + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"
-    )
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    """What a process was started with; one that has written its title over it inherited it from its parent."""
-    return next((found for one in [process, *process.parents()] if (found := one.environ())), {})
 
 
 def _describe(directory: Path, pid: int) -> Frame | None:

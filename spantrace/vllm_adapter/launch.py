@@ -1,0 +1,68 @@
+"""How a vLLM of this environment is started with the plugin in it, and why a running one is without."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, version
+
+import psutil
+
+from spantrace.errors import SpantraceError
+
+PLUGIN = "spantrace"
+
+
+def serve_command(arguments: tuple[str, ...]) -> list[str]:
+    """The command line of `vllm serve ARGUMENTS`; SpantraceError where vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise SpantraceError(f"vLLM is not installed beside {sys.executable}; install it there, or use its environment")
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
+
+
+def serve_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a server that loads the plugin, whatever VLLM_PLUGINS says."""
+    ours = {name: value for name, value in environment.items() if name != "SPANTRACE"}
+    chosen = ours.get("VLLM_PLUGINS")
+    if chosen is not None and PLUGIN not in chosen.split(","):
+        ours["VLLM_PLUGINS"] = ",".join(filter(None, [chosen, PLUGIN]))
+    return ours
+
+
+def installed_version() -> str | None:
+    """The version of this environment's vLLM, without its local part; None where there is none."""
+    try:
+        return version("vllm").partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def plugin_is_visible() -> bool:
+    """Whether a vLLM of this environment will find the plugin."""
+    return any(entry.name == PLUGIN for entry in entry_points(group="vllm.general_plugins"))
+
+
+def why_deaf(pid: int) -> str:
+    """Why a vLLM process has no control socket, in one sentence with what to do."""
+    start = f"vLLM process {pid} does not load spantrace's plugin: "
+    try:
+        environment = _environment(psutil.Process(pid))
+    except psutil.Error:
+        return start + "its environment cannot be read; run as the server's user"
+    chosen = environment.get("VLLM_PLUGINS")
+    if environment.get("SPANTRACE", "").lower() == "off":
+        return start + "it was started with SPANTRACE=off; restart it without"
+    if chosen is not None and "spantrace" not in chosen.split(","):
+        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list"
+    if environment.get("SPANTRACE_DIR"):
+        return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
+    return (
+        start
+        + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"
+    )
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """What a process was started with; one that has written its title over it inherited it from its parent."""
+    return next((found for one in [process, *process.parents()] if (found := one.environ())), {})
