@@ -1,1 +1,170 @@
-"""What can be switched on in a vLLM server or in the built-in cycle: one folder per optimization."""
+"""What can be switched on in a vLLM server or in the built-in cycle: one folder per optimization.
+
+`discover` reads the declarations, `apply` switches on all of what is asked or nothing, `revert` gives the originals
+back. A cycle that is running on a GPU must capture its graphs anew after either: `Cycle.forget_graphs`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from optimized.optimization import BUILT_IN, Optimization, Seam, Switch
+from spantrace.errors import SpantraceError
+from spantrace.patching import Patch, PatchSet, plan
+
+
+@cache
+def discover() -> dict[str, Optimization]:
+    """Every declared optimization by id, in order of the ids; imports declarations only."""
+    found: dict[str, Optimization] = {}
+    for module in iter_modules(__path__, f"{__name__}."):
+        declared = getattr(import_module(module.name), "OPTIMIZATION", None) if module.ispkg else None
+        if isinstance(declared, Optimization):
+            if declared.id in found:
+                raise ValueError(f"two folders declare {declared.id}")
+            found[declared.id] = declared
+    return dict(sorted(found.items()))
+
+
+def select(text: str) -> list[str]:
+    """The ids that "a,b", "all" or "none" names; raises SpantraceError for an unknown one."""
+    if text in ("all", "none"):
+        return list(discover()) if text == "all" else []
+    return _known(part.strip() for part in text.split(","))
+
+
+@dataclass(frozen=True)
+class _Applied:
+    switch: Switch
+    patches: tuple[Patch, ...]
+    installed: PatchSet
+
+
+_applied: dict[str, _Applied] = {}
+
+
+def applied() -> tuple[str, ...]:
+    """The ids that are on, in the order in which they were applied."""
+    return tuple(_applied)
+
+
+def apply(ids: Iterable[str]) -> list[str]:
+    """Switch these on in the built-in cycle, all of them or none; returns those that were not on before.
+
+    Raises SpantraceError, with nothing changed, where an id is unknown, a requirement does not hold, or a seam is
+    missing or in somebody else's hands.
+    """
+    wanted = [name for name in _known(ids) if name not in _applied]
+    for name in wanted:
+        if reasons := discover()[name].unmet():
+            raise SpantraceError(f"{name} cannot be applied: {'; '.join(reasons)}")
+    taken = {seam.owner: name for name in _applied for seam in discover()[name].seams_at()}
+    planned: dict[str, _Applied] = {}
+    for name in wanted:
+        for seam in discover()[name].seams_at():
+            if (other := taken.setdefault(seam.owner, name)) != name:
+                raise SpantraceError(f"{name} and {other} both replace {seam.method}; choose one of them")
+        planned[name] = _plan(discover()[name])
+    done: list[str] = []
+    try:
+        for name, item in planned.items():
+            item.installed.install()
+            done.append(name)
+    except Exception as error:
+        for name in reversed(done):
+            planned[name].installed.revert()
+        raise SpantraceError(f"nothing was applied, because a seam could not be replaced: {error}") from error
+    _applied.update(planned)
+    return wanted
+
+
+def revert(ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Switch these off, the last applied first, or all that are on; returns the counts of those that were on.
+
+    Raises SpantraceError, with nothing changed, where somebody has patched over one of their seams since.
+    """
+    asked = set(_applied if ids is None else _known(ids))
+    leaving = [name for name in reversed(_applied) if name in asked]
+    for name in leaving:
+        for patch in _applied[name].patches:
+            if vars(patch.owner).get(patch.name) is not patch.replacement:
+                place = f"{patch.owner.__name__}.{patch.name}"
+                raise SpantraceError(
+                    f"{name} cannot be taken back: {place} was patched by somebody else since; undo that first"
+                )
+    last: list[dict[str, Any]] = []
+    for name in leaving:
+        item = _applied.pop(name)
+        item.installed.revert()
+        item.switch.close()
+        last.append(item.switch.counts.as_dict(name))
+    return last
+
+
+def counts() -> list[dict[str, Any]]:
+    """Hits, fallbacks and errors of all that are on, as a recording's header keeps them."""
+    return [item.switch.counts.as_dict(name) for name, item in _applied.items()]
+
+
+def warnings() -> list[str]:
+    """A sentence for each one that is on and has not fired."""
+    found = (item.switch.counts.warning(name) for name, item in _applied.items())
+    return [sentence for sentence in found if sentence is not None]
+
+
+def allocated(name: str) -> int:
+    """Bytes that an optimization holds now; none while it is off."""
+    return _applied[name].switch.allocated() if name in _applied else 0
+
+
+def _known(ids: Iterable[str]) -> list[str]:
+    unique = list(dict.fromkeys(ids))
+    for name in unique:
+        if name not in discover():
+            raise SpantraceError(f"no optimization is called {name!r}; choose from {', '.join(discover())}")
+    return unique
+
+
+def _plan(optimization: Optimization) -> _Applied:
+    """Resolve every seam and prepare its patch; nothing is replaced yet."""
+    seams = optimization.seams_at()
+    if not seams:
+        raise SpantraceError(f"{optimization.id} has no seam in the {BUILT_IN}")
+    owners = [_resolve(optimization.id, seam) for seam in seams]
+    switch = optimization.switch()
+    stand_ins = switch.stand_ins()
+    if set(stand_ins) != {seam.method for seam in seams}:
+        raise SpantraceError(f"{optimization.id} replaces other methods than it declares; report this as a defect")
+    patches = [plan(owner, name, stand_ins[seam.method]) for seam, (owner, name) in zip(seams, owners, strict=True)]
+    installed = PatchSet()
+    for patch in patches:
+        installed.add(patch)
+    return _Applied(switch, tuple(patches), installed)
+
+
+def _resolve(name: str, seam: Seam) -> tuple[type, str]:
+    """The class and the method's name of a seam that is as its module defined it."""
+    module_name, _, path = seam.owner.partition(":")
+    class_name, _, method = path.partition(".")
+    try:
+        owner = getattr(import_module(module_name), class_name)
+        base = next(base for base in owner.__mro__ if method in vars(base))
+    except (ImportError, AttributeError, StopIteration) as error:
+        raise SpantraceError(f"{name} cannot be applied: there is no {path} in {module_name}") from error
+    if not _as_defined(vars(base)[method], base, method):
+        raise SpantraceError(f"{name} cannot be applied: {path} was patched by somebody else; undo that first")
+    return owner, method
+
+
+def _as_defined(function: Any, base: type, method: str) -> bool:
+    code, source = getattr(function, "__code__", None), getattr(sys.modules[base.__module__], "__file__", None)
+    wrapped = (
+        hasattr(function, "__wrapped__") or getattr(function, "__qualname__", "") != f"{base.__qualname__}.{method}"
+    )
+    return code is not None and not wrapped and code.co_filename == source

@@ -1,0 +1,100 @@
+"""What K + 1 rows must give: the first K + 1 of 2K rows, in logits, taps and committed states, step after step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from optimized.optimization import Case
+from optimized.reference_cycle.batch import Batch
+from optimized.reference_cycle.geometry import Geometry
+from optimized.reference_cycle.settings import Settings
+from optimized.reference_cycle.target import Target
+from optimized.verify_k_plus_one import rows as implementation
+
+SMALL = Geometry("case", hidden=32, layers=2, head_dim=8, intermediate=40, vocab=61, taps=(0, 1), mask_token=60)
+
+
+class Verification:
+    """A target with `busy` requests cached, whose drafts are accepted in `accepted` numbers, b-th row and step."""
+
+    def __init__(self, settings: Settings, busy: int, accepted: tuple[int, ...], cached: int) -> None:
+        self.settings, self.accepted, self.step = settings, accepted, 0
+        self.random = torch.Generator().manual_seed(1)
+        self.target, self.batch = Target(settings), Batch(settings)
+        for row in range(busy):
+            slot = settings.batch - 1 - row
+            pages = list(range(1 + slot * settings.table_width, 1 + (slot + 1) * settings.table_width))
+            prompt = self._tokens(max(cached - row, 1)).tolist()
+            first, _ = self.target.prefill(prompt, slot, pages)
+            self.batch.place(row, slot, len(prompt), first)
+            self.batch.give_pages(row, 0, pages)
+        self.batch.drafts.copy_(self._tokens(settings.batch, settings.speculative))
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The batch as the host describes it."""
+        batch = self.batch
+        return {"drafts": batch.drafts, "last": batch.last, "cached": batch.cached, "slots": batch.host_slots}
+
+    def poison(self) -> None:
+        """Fill the input buffers of the pass; logits and taps are allocated by it."""
+        for rows, _ in self.target._passes.values():
+            for buffer in (rows.tokens, rows.positions, rows.slots):
+                buffer.fill_(-(2**40))
+
+    def reference(self) -> dict[str, Tensor]:
+        """All 2K rows, of which the first K + 1 count."""
+        return self._verify(2 * self.settings.speculative)
+
+    def fast(self) -> dict[str, Tensor]:
+        """K + 1 rows."""
+        return self._verify(implementation.rows_per_request(self.target))
+
+    def next(self) -> None:
+        """Count what was accepted as cached, and draft anew."""
+        self.batch.advance(self._counts(), self._tokens(self.settings.batch))
+        self.batch.drafts.copy_(self._tokens(self.settings.batch, self.settings.speculative))
+        self.step += 1
+
+    def _verify(self, rows: int) -> dict[str, Tensor]:
+        self.target.rows_per_request = lambda: rows  # type: ignore[method-assign]
+        self.target.prepare_inputs(self.batch)
+        self.target.build_metadata(self.batch)
+        output, kept = self.target.forward(), self.settings.speculative + 1
+        self.target.commit_states(output.states, self.batch.slots, self._counts())
+        real = self.batch.slots != self.batch.dummy
+        slots = self.batch.slots[real]
+        states = {f"state {i}": layer.ssm_state[slots] for i, layer in enumerate(self.target.state_layers)}
+        windows = {f"window {i}": layer.convolution_state[slots] for i, layer in enumerate(self.target.state_layers)}
+        seen = {"logits": output.logits[real, :kept], "taps": output.taps[real, :kept]}
+        return {**seen, **{name: state.clone() for name, state in (states | windows).items()}}
+
+    def _counts(self) -> Tensor:
+        at = [self.accepted[(row + self.step) % len(self.accepted)] + 1 for row in range(self.settings.batch)]
+        return torch.tensor(at)
+
+    def _tokens(self, *shape: int) -> Tensor:
+        return torch.randint(self.settings.geometry.vocab, shape, generator=self.random)
+
+
+def cases() -> list[Case]:
+    """Odd shapes, idle rows, all and none accepted, the context filled to its end, and 20 steps with states."""
+    settings = Settings(SMALL, draft_length=3, batch=3, context=40, page_size=7)
+    states = replace(settings, geometry=replace(SMALL, state_layers=(1,)), context=110)
+    odd = replace(settings, batch=5, draft_length=5, page_size=3)
+
+    def case(name: str, at: Settings, busy: int, accepted: tuple[int, ...], cached: int, steps: int = 1) -> Case:
+        return Case(name, partial(Verification, at, busy, accepted, cached), steps)
+
+    return [
+        case("all accepted", settings, 3, (3,), 9, 3),
+        case("none accepted", settings, 3, (0,), 9, 3),
+        case("odd shapes", odd, 5, (2, 5, 0), 11),
+        case("idle rows", settings, 1, (1,), 5),
+        case("every row idle", settings, 0, (0,), 5),
+        case("capacity reached", settings, 2, (3,), 40),
+        case("20 steps with states", states, 3, (0, 3, 1, 2), 8, 20),
+    ]

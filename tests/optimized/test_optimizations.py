@@ -1,0 +1,607 @@
+"""Every optimization that a folder declares is judged here, by existing; and so is the switchboard itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial, wraps
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from small_cycles import OUTPUT, SMALL, WITH_STATES, expected, prompts_for, run, small, source_for  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+import optimized  # noqa: E402
+from optimized.context_kv_cache import cache  # noqa: E402
+from optimized.context_kv_cache.cache import Cache  # noqa: E402
+from optimized.optimization import BUILT_IN, Agreement, Case, Counts, Optimization, Requirement, Seam  # noqa: E402
+from optimized.query_build import lookup  # noqa: E402
+from optimized.reference_cycle.comparison import DraftLog, compare_drafts  # noqa: E402
+from optimized.reference_cycle.cycle import Cycle, generate, random_prompts  # noqa: E402
+from optimized.reference_cycle.dflash import DFlashDrafter  # noqa: E402
+from optimized.reference_cycle.drafter import Drafter  # noqa: E402
+from optimized.reference_cycle.geometry import Geometry  # noqa: E402
+from optimized.reference_cycle.settings import Settings  # noqa: E402
+from optimized.reference_cycle.target import Target  # noqa: E402
+from optimized.verify_k_plus_one import rows  # noqa: E402
+from spantrace.errors import EXIT_BAD_INPUT, SpantraceError  # noqa: E402
+
+ALL = optimized.discover()
+CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in ALL.values() for case in item.cases()]
+CLOSE = {torch.float32: 2e-5, torch.float16: 1e-2}
+"""Of numbers of size 1, between computations that batch the same rows differently."""
+NEEDED_CASES = ("all accepted", "none accepted", "idle", "every row idle", "odd shapes", "capacity reached", "20 steps")
+each = pytest.mark.parametrize("item", ALL.values(), ids=list(ALL))
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _everything_off() -> Iterator[None]:
+    yield
+    optimized.revert()
+
+
+def seam_owners() -> list[type]:
+    return [Target, Drafter, DFlashDrafter]
+
+
+def everything() -> list[dict[str, Any]]:
+    """What the classes with seams hold now."""
+    return [dict(vars(owner)) for owner in seam_owners()]
+
+
+def same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    """Whether both hold the very same objects."""
+    return all(
+        a.keys() == b.keys() and all(a[name] is b[name] for name in a) for a, b in zip(first, second, strict=True)
+    )
+
+
+# The declarations
+
+
+def test_discovery_imports_declarations_only() -> None:
+    code = (
+        "import sys, optimized; print(','.join(optimized.discover()));"
+        "print([name for name in ('torch', 'triton', 'vllm') if name in sys.modules])"
+    )
+    root = Path(optimized.__file__).parents[1]
+    said = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [",".join(ALL), "[]"]
+
+
+def test_every_folder_but_the_cycle_declares_one() -> None:
+    folders = {path.parent.name for path in Path(optimized.__file__).parent.glob("*/__init__.py")}
+    assert {name.replace("-", "_") for name in ALL} == folders - {"reference_cycle"}
+
+
+@each
+def test_a_declaration_is_complete(item: Optimization) -> None:
+    assert item.seams_at(BUILT_IN)
+    assert item.requirements
+    assert item.unmet() == []
+    names = " ".join(case.name for case in item.cases())
+    assert [name for name in NEEDED_CASES if name not in names] == []
+    assert max(case.steps for case in item.cases()) >= 20
+    for seam in item.seams_at():
+        assert hasattr(sys.modules[seam.owner.partition(":")[0]], seam.method.partition(".")[0])
+    folder = Path(sys.modules[f"optimized.{item.id.replace('-', '_')}"].__file__ or "").parent
+    assert (folder / "reference.py").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "Not_an_id"},
+        {"summary": "two\nlines"},
+        {"figure": " "},
+        {"targets": ("draft.nothing",)},
+        {"targets": ()},
+        {"seams": ()},
+        {"seams": (Seam("a:B.c"), Seam("a:B.c"))},
+    ],
+)
+def test_a_wrong_declaration_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        replace(ALL["query-build"], **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [("module.function", BUILT_IN), ("a:B.c", "sglang"), ("a:B.c", "vllm"), ("a:B.c", "vllm x")]
+)
+def test_a_wrong_seam_is_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"module:Class\.method|built-in cycle"):
+        Seam(*wrong)
+    assert Seam("a:B.c", "vllm >=0.26,<0.30").method == "B.c"
+
+
+# Reference against implementation
+
+
+@pytest.mark.parametrize(("item", "case"), CASES)
+def test_the_implementation_computes_what_the_reference_computes(item: Optimization, case: Case) -> None:
+    one, other, again = case.make(), case.make(), case.make()
+    for _ in range(case.steps):
+        other.poison()
+        given = {name: value.clone() for name, value in other.inputs().items()}
+        wanted, got, repeated = one.reference(), other.fast(), again.fast()
+        assert all(torch.equal(value, other.inputs()[name]) for name, value in given.items())
+        assert wanted.keys() == got.keys() == repeated.keys()
+        for name, value in wanted.items():
+            assert value.dtype == got[name].dtype
+            tolerance = 0.0 if item.agreement is Agreement.BITWISE else CLOSE[value.dtype]
+            torch.testing.assert_close(got[name], value, rtol=tolerance, atol=tolerance)
+            assert torch.equal(got[name], repeated[name]), "what was poisoned shows"
+        for problem in (one, other, again):
+            problem.next()
+
+
+# Apply and revert
+
+
+@pytest.mark.parametrize("order", list(permutations(ALL, 2)), ids=" ".join)
+def test_two_switches_in_any_order_give_back_the_identical_objects(order: tuple[str, str]) -> None:
+    before = everything()
+    for leaving in (order, order[::-1]):
+        for name in order:
+            assert optimized.apply([name]) == [name]
+        assert optimized.applied() == order
+        for count, name in enumerate(leaving, 1):
+            assert [said["id"] for said in optimized.revert([name])] == [name]
+            assert same(before, everything()) == (count == 2)
+    optimized.apply(order)
+    assert not same(before, everything())
+    optimized.revert()
+    assert same(before, everything())
+
+
+@each
+def test_applying_and_reverting_twice_changes_nothing_more(item: Optimization) -> None:
+    before = everything()
+    assert optimized.revert([item.id]) == []
+    assert optimized.apply([item.id, item.id]) == [item.id]
+    on = everything()
+    assert optimized.apply([item.id]) == []
+    assert same(on, everything())
+    assert len(optimized.revert()) == 1
+    assert optimized.revert() == []
+    assert same(before, everything())
+    optimized.apply(ALL)
+    assert [said["id"] for said in optimized.revert()] == list(ALL)[::-1]
+
+
+FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
+    "a stranger": lambda owner, original: lambda *_: None,
+    "a wrapper": lambda owner, original: wraps(original)(lambda *args: original(*args)),
+    "another method": lambda owner, original: owner.forget_graphs,
+    "no function": lambda owner, original: partial(original),
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=list(FOREIGN))
+@each
+def test_a_seam_that_somebody_else_patched_refuses_the_switch(
+    item: Optimization, foreign: Callable[[Any, Any], Any], monkeypatch: Patch
+) -> None:
+    for seam in item.seams_at():
+        module, class_name, method = (*seam.owner.split(":")[:1], *seam.method.split("."))
+        owner = getattr(sys.modules[module], class_name)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, foreign(owner, getattr(owner, method)))
+            before = everything()
+            with pytest.raises(SpantraceError, match=f"{seam.method} was patched by somebody else") as refusal:
+                optimized.apply(sorted(ALL, key=lambda name: name == item.id))
+            assert refusal.value.exit_code == EXIT_BAD_INPUT
+            assert same(before, everything())
+            assert optimized.applied() == ()
+
+
+@each
+def test_a_switch_that_somebody_patched_over_stays(item: Optimization, monkeypatch: Patch) -> None:
+    before = everything()
+    optimized.apply(ALL)
+    seam = item.seams_at()[-1]
+    class_name, method = seam.method.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(sys.modules[seam.owner.partition(":")[0]], class_name), method, lambda *_: None)
+        on = everything()
+        with pytest.raises(SpantraceError, match=f"{item.id} cannot be taken back: {seam.method} was patched"):
+            optimized.revert()
+        assert same(on, everything())
+        assert optimized.applied() == tuple(ALL)
+    optimized.revert()
+    assert same(before, everything())
+
+
+def test_a_wrong_id_changes_nothing() -> None:
+    before = everything()
+    for attempt in (optimized.apply, optimized.revert):
+        with pytest.raises(
+            SpantraceError, match=r"no optimization is called 'nonsense'; choose from context-kv-cache, "
+        ) as e:
+            attempt(["query-build", "nonsense"])
+        assert e.value.exit_code == EXIT_BAD_INPUT
+    assert same(before, everything())
+
+
+def test_selection_by_text() -> None:
+    assert optimized.select("all") == list(ALL)
+    assert optimized.select("none") == []
+    assert optimized.select("query-build, context-kv-cache") == ["query-build", "context-kv-cache"]
+    with pytest.raises(SpantraceError, match="no optimization is called ''"):
+        optimized.select("")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"requirements": (Requirement("a GPU", lambda: "there is no GPU"),)},
+            "other cannot be applied: there is no GPU",
+        ),
+        ({"seams": (Seam("optimized.reference_cycle.target:Target.no_such"),)}, "there is no Target.no_such"),
+        ({"seams": (Seam("optimized.no_such:Target.forward"),)}, "there is no Target.forward in optimized.no_such"),
+        ({"seams": (Seam("vllm.x:Y.z", "vllm >=0.26"),)}, "other has no seam in the built-in cycle"),
+        ({}, "other and query-build both replace Drafter.build_queries"),
+    ],
+)
+def test_what_cannot_be_applied_says_why(change: dict[str, Any], sentence: str, monkeypatch: Patch) -> None:
+    other = replace(ALL["query-build"], id="other", **change)
+    monkeypatch.setattr(optimized, "discover", lambda: {**ALL, "other": other})
+    before = everything()
+    with pytest.raises(SpantraceError, match=sentence) as refusal:
+        optimized.apply([*ALL, "other"])
+    assert refusal.value.exit_code == EXIT_BAD_INPUT
+    assert same(before, everything())
+    assert optimized.applied() == ()
+
+
+# Inside the cycle
+
+
+def followed(log: DraftLog) -> DraftLog:
+    """The drafts of requests that the drafter follows; the others' logits mean nothing."""
+    return DraftLog({place: draft for place, draft in log.drafts.items() if int(draft.tokens.max()) >= 0})
+
+
+CHOICES = [*([name] for name in ALL), list(ALL)]
+with_choices = pytest.mark.parametrize("ids", CHOICES, ids="+".join)
+
+
+@with_choices
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("geometry", [SMALL, WITH_STATES], ids=["attention", "states"])
+def test_tokens_and_drafts_are_the_same_on_and_off(drafter: str, geometry: Geometry, ids: list[str]) -> None:
+    settings = small(geometry, drafter=drafter)
+    for mode in ("drafter", "forced") if drafter != "none" else ("drafter",):
+        off, log = run(settings, mode)
+        optimized.apply(ids)
+        on, other = run(settings, mode)
+        said = optimized.revert()
+        assert on.tokens == off.tokens == expected(settings)
+        assert on.acceptance == off.acceptance
+        assert [entry["errors"] for entry in said] == [0] * len(ids)
+        if drafter != "none":
+            exact = all(ALL[name].agreement is Agreement.BITWISE for name in ids)
+            assert compare_drafts(log, other).agrees(0.0 if exact else CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize(
+    "shape", [{"batch": 1, "draft_length": 7}, {"batch": 8, "draft_length": 1}, {"dtype": "float64"}]
+)
+def test_all_of_them_at_other_sizes(shape: dict[str, Any]) -> None:
+    settings = small(WITH_STATES, **shape)
+    _, log = run(settings, "forced")
+    optimized.apply(ALL)
+    on, other = run(settings, "forced")
+    assert on.tokens == expected(settings)
+    assert compare_drafts(log, other).agrees(CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize("changes", [{"windows": (None, 5), "causal_windows": True}, {"sinks": True, "windows": (4,)}])
+def test_windows_and_sinks(changes: dict[str, Any]) -> None:
+    settings = small(replace(SMALL, dflash=replace(SMALL.dflash, **changes)))
+    _, log = run(settings, "forced")
+    optimized.apply(ALL)
+    assert compare_drafts(log, run(settings, "forced")[1]).agrees(CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize("limit", [10, 17, 25])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+def test_a_context_longer_than_the_drafter_holds(drafter: str, limit: int) -> None:
+    settings = small(replace(SMALL, longest_draft_context=limit), drafter=drafter)
+    _, log = run(settings, "forced")
+    optimized.apply(ALL)
+    on, other = run(settings, "forced")
+    assert on.tokens == expected(settings)
+    assert {place: draft.tokens.tolist() for place, draft in log.drafts.items()} == {
+        place: draft.tokens.tolist() for place, draft in other.drafts.items()
+    }
+    assert limit < min(map(len, prompts_for(settings))) or compare_drafts(followed(log), followed(other)).agrees(
+        CLOSE[torch.float32]
+    )
+
+
+@each
+def test_switching_between_steps_changes_nothing(item: Optimization) -> None:
+    if not item.live_switchable:
+        pytest.skip("it is not switchable between steps")
+    settings = small(WITH_STATES)
+    _, log = run(settings, "forced")
+    other = DraftLog()
+    cycle = Cycle(settings, source_for("forced", settings), other)
+    requests, steps, hits = cycle.add(prompts_for(settings), OUTPUT), 0, 0
+    while not cycle.scheduler.idle():
+        if steps % 3 == 2:
+            hits += sum(said["hits"] for said in optimized.revert())
+        else:
+            optimized.apply([item.id])
+        cycle.forget_graphs()
+        cycle.step()
+        steps += 1
+    assert hits > 0
+    assert [request.tokens for request in requests] == expected(settings)
+    assert compare_drafts(log, other).agrees(CLOSE[torch.float32])
+
+
+@each
+def test_it_fires_where_it_says_and_counts_it(item: Optimization) -> None:
+    optimized.apply([item.id])
+    run(small())
+    (said,) = optimized.counts()
+    assert said["hits"] > 0
+    assert said == {"id": item.id, "hits": said["hits"], "fallbacks": 0, "errors": 0, "reasons": {}}
+    assert json.loads(json.dumps(said)) == said
+    assert optimized.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "warning"),
+    [
+        ("context-kv-cache", {"drafter": "dspark"}, "context-kv-cache was on and no call reached it"),
+        ("query-build", {"drafter": "none"}, "query-build was on and no call reached it"),
+        ("verify-k-plus-one", {"draft_length": 1}, "never fired: .* most because with K = 1 there is no filler"),
+        ("verify-k-plus-one", {"drafter": "none"}, "never fired: .* most because nothing is drafted"),
+    ],
+)
+def test_a_switch_that_never_fired_is_told(name: str, changes: dict[str, Any], warning: str) -> None:
+    optimized.apply([name])
+    run(small(**changes), "drafter")
+    (said,) = optimized.warnings()
+    assert re.search(warning, said)
+
+
+@each
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"batch": 1, "draft_length": 7}, {"drafter": "dspark"}, {"dtype": "float16"}, {"draft_length": 1}],
+    ids=str,
+)
+def test_declared_memory_is_allocated_memory(item: Optimization, changes: dict[str, Any]) -> None:
+    settings = small(**changes)
+    optimized.apply([item.id])
+    cycle = Cycle(settings)
+    cycle.add(prompts_for(settings), OUTPUT)
+    for _ in range(3):
+        cycle.step()
+    assert optimized.allocated(item.id) == item.memory(settings)
+    assert item.memory(settings.without_drafter()) == 0
+    switch = optimized._applied[item.id].switch
+    optimized.revert()
+    assert switch.allocated() == optimized.allocated(item.id) == 0
+
+
+# Guards and failures
+
+
+def layers_of(settings: Settings) -> list[Any]:
+    drafter = Cycle(settings).drafter
+    assert isinstance(drafter, DFlashDrafter)
+    return drafter.layers
+
+
+def test_the_cache_refuses_layers_that_cannot_share_it() -> None:
+    first, second = layers_of(small())
+    assert cache.why_not([first, second], 40) is None
+    norms = second.norms
+    others = {
+        "heads": replace(second, norms=replace(norms, heads=2)),
+        "shape": replace(second, qkv=second.qkv[1:]),
+        "rotary table": replace(second, norms=replace(norms, table=norms.table.clone())),
+        "quantized": replace(second, qkv=second.qkv.to(torch.int8)),
+    }
+    for word, other in others.items():
+        assert word in (cache.why_not([first, other], 40) or "")
+    assert "ends before" in (cache.why_not([first, second], 10_000) or "")
+
+
+def test_a_refused_drafter_runs_stock_and_says_why(monkeypatch: Patch) -> None:
+    settings = small()
+    _, log = run(settings)
+    monkeypatch.setattr(cache, "why_not", lambda *_: "it is a test")
+    optimized.apply(["context-kv-cache"])
+    on, other = run(settings)
+    (said,) = optimized.counts()
+    assert (said["hits"], said["reasons"]) == (0, {"it is a test": said["fallbacks"]})
+    assert said["fallbacks"] >= on.cycles
+    assert compare_drafts(log, other).agrees()
+
+
+def test_a_cycle_whose_graphs_are_older_than_the_switch_is_no_hit() -> None:
+    settings = small()
+    cycle = Cycle(settings)
+    cycle.add(prompts_for(settings), OUTPUT)
+    cycle.step()
+    optimized.apply(["context-kv-cache"])
+    cycle.drafter.advance()  # as where a graph is replayed and nothing else is called
+    (said,) = optimized.counts()
+    assert (said["hits"], said["reasons"]) == (0, {"its graphs were captured before the switch": 1})
+
+
+def test_hits_are_cycles_and_a_revert_drops_the_graphs(monkeypatch: Patch) -> None:
+    settings, forgotten = small(), []
+    optimized.apply(["context-kv-cache", "query-build"])
+    cycle = Cycle(settings, source_for("forced", settings))
+    generation = generate(cycle, prompts_for(settings), OUTPUT)
+    monkeypatch.setattr(Drafter, "forget_graphs", lambda drafter: forgotten.append(drafter))
+    assert {said["hits"] for said in optimized.revert()} == {generation.cycles}
+    assert cycle.drafter in forgotten
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+def test_on_a_gpu_switches_take_effect_in_graphs_captured_anew(drafter: str) -> None:
+    settings = small(WITH_STATES, drafter=drafter, device="cuda")
+    _, log = run(settings, "forced")
+    other = DraftLog()
+    cycle = Cycle(settings, source_for("forced", settings), other)
+    requests, steps = cycle.add(prompts_for(settings), OUTPUT), 0
+    while not cycle.scheduler.idle():
+        optimized.apply(ALL if steps % 6 < 4 else [])
+        cycle.forget_graphs()
+        cycle.step()
+        if steps % 6 == 3:
+            assert all(said["errors"] == 0 for said in optimized.revert())
+        steps += 1
+    assert [request.tokens for request in requests] == expected(settings)
+    assert compare_drafts(log, other).agrees(1e-3)
+
+
+def failing_after(calls: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    seen = Counter[str]()
+
+    def fail(*args: Any) -> Any:
+        seen["calls"] += 1
+        if seen["calls"] > calls:
+            raise RuntimeError("planted")
+        return original(*args)
+
+    return fail
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 9])
+@pytest.mark.parametrize(
+    ("owner", "method", "name"),
+    [
+        (Cache, "write", "context-kv-cache"),
+        (Cache, "seat", "context-kv-cache"),
+        (Cache, "attend", "context-kv-cache"),
+        (lookup, "build", "query-build"),
+    ],
+)
+def test_a_failure_falls_back_and_is_counted(
+    owner: Any, method: str, name: str, calls: int, monkeypatch: Patch
+) -> None:
+    settings = small()
+    _, log = run(settings)
+    optimized.apply([name])
+    monkeypatch.setattr(owner, method, failing_after(calls, getattr(owner, method)))
+    on, other = run(settings)
+    (said,) = optimized.revert()
+    assert said["errors"] > 0
+    assert said["reasons"]["RuntimeError: planted"] == said["errors"]
+    assert on.tokens == expected(settings)
+    assert compare_drafts(log, other).agrees(CLOSE[torch.float32])
+
+
+def test_the_lookup_refuses_a_strange_verdict() -> None:
+    settings = small()
+    drafter = Cycle(settings).drafter
+    accepted, counts = torch.zeros(3, 4, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    assert lookup.why_not(drafter, accepted, counts) is None
+    assert "shape" in (lookup.why_not(drafter, accepted[:, 1:], counts) or "")
+    assert "int32" in (lookup.why_not(drafter, accepted.long(), counts) or "")
+
+
+def test_rows_are_left_alone_where_nothing_is_saved() -> None:
+    for changes, reason in (({"drafter": "none"}, "nothing"), ({"draft_length": 1}, "K = 1"), ({}, None)):
+        said = rows.why_not(Target(small(**changes)))
+        assert (reason in said) if reason and said else said is reason
+
+
+def test_the_warning_names_the_most_frequent_reason() -> None:
+    counts = Counts(0, Counter({"a": 1, "b": 3}), Counter({"c": 2}))
+    assert counts.warning("x") == "x was on and never fired: 6 calls fell back, most because b"
+    assert Counts(1).warning("x") is None
+
+
+def faulty(monkeypatch: Patch, fault: str) -> None:
+    project, build = Cache.project, lookup.build
+    if fault == "positions":
+        monkeypatch.setattr(Cache, "project", lambda self, s, p: project(self, s, (p + 1) % len(self.table)))
+    elif fault == "norms":
+        monkeypatch.setattr(Cache, "project", lambda self, s, p: project(replace(self, norms=self.norms.flip(0)), s, p))
+    elif fault == "mask":
+        monkeypatch.setattr(lookup, "build", lambda *a: (build(*a), a[-1].noise[:, 1:].add_(0.1)))
+
+
+@pytest.mark.parametrize("fault", ["positions", "norms", "mask"])
+def test_a_planted_fault_shows_in_the_drafts_though_not_in_the_tokens(fault: str, monkeypatch: Patch) -> None:
+    settings = small()
+    _, log = run(settings)
+    faulty(monkeypatch, fault)
+    optimized.apply(ALL)
+    on, other = run(settings)
+    assert on.tokens == expected(settings)
+    assert not compare_drafts(log, other).agrees(CLOSE[torch.float32])
+
+
+# Work, counted instead of timed
+
+
+class Work(TorchFunctionMode):
+    """Multiply-adds of linear layers, products of attention, and rows of embeddings read."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding, self.done = embedding, Counter[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            self.done["linear"] += args[0].numel() // args[0].shape[-1] * args[1].numel()
+        elif func is F.scaled_dot_product_attention:
+            self.done["attention"] += args[0].numel() * args[1].shape[2]
+        elif func in (torch.Tensor.__getitem__, torch.Tensor.index_select) and args[0] is self.embedding:
+            self.done["embedding"] += args[-1].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def work_of_a_cycle(settings: Settings, ids: list[str]) -> Counter[str]:
+    optimized.apply(ids)
+    cycle = Cycle(settings)
+    cycle.add(random_prompts(settings, settings.batch, 100), 60)
+    cycle.step()
+    with Work(cycle.target.embedding) as work:
+        cycle.step()
+    optimized.revert()
+    return work.done
+
+
+def test_all_of_them_do_less_work_and_none_does_more() -> None:
+    settings = Settings(context=512)
+    stock = work_of_a_cycle(settings, [])
+    for name in ALL:
+        alone = work_of_a_cycle(settings, [name])
+        assert all(alone[kind] <= stock[kind] for kind in stock), name
+        assert any(alone[kind] < stock[kind] for kind in stock), name
+    everything_on = work_of_a_cycle(settings, list(ALL))
+    assert 2 * everything_on["linear"] < stock["linear"]
+    assert 1.2 * everything_on["attention"] < stock["attention"]
+    shape, drafted = settings.geometry.dflash, settings.speculative + 1
+    filler = settings.batch * (settings.speculative - 1)
+    lookups = filler + settings.batch * (drafted - 1) - 1
+    assert stock["embedding"] - everything_on["embedding"] == lookups
+    context = shape.layers * 2 * shape.kv_heads * shape.head_dim * settings.geometry.hidden
+    spared = work_of_a_cycle(settings, ["context-kv-cache"])["linear"]
+    assert stock["linear"] - spared == settings.batch * (settings.context - drafted) * context
