@@ -254,7 +254,9 @@ def test_target_and_drafter_of_one_class_are_hooked_once(installation: Installat
 @pytest.mark.parametrize("runner", [object.__new__(RunnerV1), RunnerV1(None, None), RunnerV2(None, None)])
 def test_a_runner_without_models_is_no_error(runner: Any, installation: Installation) -> None:
     in_force(installation)
+    before = list(installation.sites)
     installation.hook_runner(runner)
+    assert {span for span, _ in installation.sites[len(before) :]} <= {"output.wait"}
 
 
 def test_a_wait_for_an_event_is_recorded_and_the_event_given_back(
