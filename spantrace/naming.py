@@ -47,13 +47,17 @@ class Process:
         """The facts of one kind as an array [n, width]; a fact's lists are left out."""
         return np.array([fact[:width] for fact in self.facts.get(kind, [])], dtype=np.int64).reshape(-1, width)
 
+    def sites(self) -> Ints:
+        """The site of each host row, [n]; a row's first column also holds its lane."""
+        return self.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
+
     def graphs(self) -> Ints:
         """When a CUDA graph of which kind was chosen or launched, [n, 2]: by fact, and by the site of a row."""
         modes = {int(site): mode for site, mode in self.about.get("graphs", {}).items()}
-        site = self.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
-        launched = self.rows[np.isin(site, list(modes))]
-        mode = [modes[number] for number in (launched[:, 0] & ((1 << LANE_SHIFT) - 1)).tolist()]
-        rows = np.column_stack([launched[:, 1], np.array(mode, dtype=np.int64)])
+        site = self.sites()
+        at = np.isin(site, list(modes))
+        mode = [modes[number] for number in site[at].tolist()]
+        rows = np.column_stack([self.rows[at, 1], np.array(mode, dtype=np.int64)])
         both = np.concatenate([self.table("graph", 2), rows])
         return both[np.argsort(both[:, 0], kind="stable")]
 
@@ -88,7 +92,7 @@ class NamedRows:
 
 def name_rows(process: Process) -> NamedRows:
     """Name rows by site and nesting, draw the boundaries, and drop a row that lies in one of the same name."""
-    site = process.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
+    site = process.sites()
     lane, start, end = process.rows[:, 0] >> LANE_SHIFT, process.rows[:, 1], process.rows[:, 2]
     order = np.lexsort((-end, start))
     site, lane, start, end = site[order], lane[order], start[order], end[order]
