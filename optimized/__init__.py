@@ -1,7 +1,8 @@
 """What can be switched on in a vLLM server or in the built-in cycle: one folder per optimization.
 
 `discover` reads the declarations, `apply` switches on all of what is asked or nothing, `revert` gives the originals
-back. A cycle that is running on a GPU must capture its graphs anew after either: `Cycle.forget_graphs`.
+back; for vLLM ask `optimized.gate.admit` first. A cycle that is running on a GPU must capture its graphs anew after
+either: `Cycle.forget_graphs`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from optimized.optimization import BUILT_IN, Optimization, Seam, Switch
+from optimized.optimization import Optimization, Switch
+from optimized.pinning import self_test
+from optimized.seams import BUILT_IN, Seam
 from spantrace.errors import SpantraceError
 from spantrace.patching import Patch, PatchSet, plan
 
@@ -32,16 +35,20 @@ def discover() -> dict[str, Optimization]:
     return dict(sorted(found.items()))
 
 
-def select(text: str) -> list[str]:
-    """The ids that "a,b", "all" or "none" names; raises SpantraceError for an unknown one."""
+def select(text: str, vllm: str | None = None) -> list[str]:
+    """The ids that "a,b", "all" or "none" names; raises SpantraceError for an unknown one.
+
+    All are those with a seam in the built-in cycle, or in the vLLM of that version.
+    """
     if text in ("all", "none"):
-        return list(discover()) if text == "all" else []
+        return [name for name, item in discover().items() if text == "all" and item.seams_at(vllm)]
     return _known(part.strip() for part in text.split(","))
 
 
 @dataclass(frozen=True)
 class _Applied:
     switch: Switch
+    seams: tuple[Seam, ...]
     patches: tuple[Patch, ...]
     installed: PatchSet
 
@@ -54,23 +61,27 @@ def applied() -> tuple[str, ...]:
     return tuple(_applied)
 
 
-def apply(ids: Iterable[str]) -> list[str]:
-    """Switch these on in the built-in cycle, all of them or none; returns those that were not on before.
+def apply(ids: Iterable[str], vllm: str | None = None) -> list[str]:
+    """Switch these on, all of them or none; returns those that were not on before.
 
-    Raises SpantraceError, with nothing changed, where an id is unknown, a requirement does not hold, or a seam is
-    missing or in somebody else's hands.
+    In the built-in cycle, or in the vLLM of that version, whose modules are imported where they are not yet.
+
+    Raises SpantraceError, with nothing changed, where an id is unknown, a requirement does not hold, a seam is missing
+    or in somebody else's hands, or a PINNED one is not equal to its reference here.
     """
     wanted = [name for name in _known(ids) if name not in _applied]
     for name in wanted:
         if reasons := discover()[name].unmet():
             raise SpantraceError(f"{name} cannot be applied: {'; '.join(reasons)}")
-    taken = {seam.owner: name for name in _applied for seam in discover()[name].seams_at()}
+    taken = {seam.owner: name for name, item in _applied.items() for seam in item.seams}
     planned: dict[str, _Applied] = {}
     for name in wanted:
-        for seam in discover()[name].seams_at():
+        for seam in discover()[name].seams_at(vllm):
             if (other := taken.setdefault(seam.owner, name)) != name:
                 raise SpantraceError(f"{name} and {other} both replace {seam.method}; choose one of them")
-        planned[name] = _plan(discover()[name])
+        planned[name] = _plan(discover()[name], vllm)
+    for name in planned:
+        self_test(discover()[name])
     done: list[str] = []
     try:
         for name, item in planned.items():
@@ -131,13 +142,14 @@ def _known(ids: Iterable[str]) -> list[str]:
     return unique
 
 
-def _plan(optimization: Optimization) -> _Applied:
+def _plan(optimization: Optimization, vllm: str | None) -> _Applied:
     """Resolve every seam and prepare its patch; nothing is replaced yet."""
-    seams = optimization.seams_at()
-    if not seams:
-        raise SpantraceError(f"{optimization.id} has no seam in the {BUILT_IN}")
+    seams = optimization.seams_at(vllm)
+    make = optimization.switch if vllm is None else optimization.vllm_switch
+    if not seams or make is None:
+        raise SpantraceError(f"{optimization.id} has no seam in the {BUILT_IN if vllm is None else f'vLLM {vllm}'}")
     owners = [_resolve(optimization.id, seam) for seam in seams]
-    switch = optimization.switch()
+    switch = make()
     stand_ins = switch.stand_ins()
     if set(stand_ins) != {seam.method for seam in seams}:
         raise SpantraceError(f"{optimization.id} replaces other methods than it declares; report this as a defect")
@@ -145,12 +157,12 @@ def _plan(optimization: Optimization) -> _Applied:
     installed = PatchSet()
     for patch in patches:
         installed.add(patch)
-    return _Applied(switch, tuple(patches), installed)
+    return _Applied(switch, seams, tuple(patches), installed)
 
 
 def _resolve(name: str, seam: Seam) -> tuple[type, str]:
     """The class and the method's name of a seam that is as its module defined it."""
-    module_name, _, path = seam.owner.partition(":")
+    module_name, path = seam.module, seam.method
     class_name, _, method = path.partition(".")
     try:
         owner = getattr(import_module(module_name), class_name)

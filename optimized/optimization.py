@@ -1,4 +1,4 @@
-"""What an optimization declares, what it counts while it is on, and the cases it is judged on; no torch."""
+"""What an optimization declares, and what it counts while it is on; no torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from optimized.seams import BUILT_IN, Seam, is_specifier
 from spantrace.patching import Function
 from spantrace.spans import SPAN_NAMES
+from spantrace.switched import from_counts
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from optimized.cases import Case, Contest
     from optimized.reference_cycle.settings import Settings
 
-BUILT_IN = "built-in cycle"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_OWNER = re.compile(r"[a-z_][\w.]*:[A-Za-z_]\w*\.[A-Za-z_]\w*")
 
 
 class Agreement(Enum):
@@ -36,31 +36,6 @@ class Agreement(Enum):
     """Equal in every bit while the order of the arithmetic is the one that was proven."""
     TOLERANT = "tolerant"
     """Equal within rounding, with equal greedy tokens."""
-
-
-@dataclass(frozen=True)
-class Seam:
-    """A method that is replaced, "module:Class.method", and where: `BUILT_IN`, or "vllm" and a version specifier."""
-
-    owner: str
-    where: str = BUILT_IN
-
-    def __post_init__(self) -> None:
-        if not _OWNER.fullmatch(self.owner):
-            raise ValueError(f"{self.owner!r} does not name a method as module:Class.method")
-        if self.where != BUILT_IN:
-            name, _, versions = self.where.partition(" ")
-            try:
-                known = name == "vllm" and bool(str(SpecifierSet(versions)))
-            except InvalidSpecifier:
-                known = False
-            if not known:
-                raise ValueError(f"{self.where!r} is neither {BUILT_IN!r} nor a vllm with a version specifier")
-
-    @property
-    def method(self) -> str:
-        """The class and the method, without the module."""
-        return self.owner.partition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -92,13 +67,7 @@ class Counts:
 
     def warning(self, name: str) -> str | None:
         """What to tell about a switch that never fired; None where it did."""
-        if self.hits:
-            return None
-        turned_away = self.fallbacks + self.errors
-        if not turned_away:
-            return f"{name} was on and no call reached it"
-        reason, _ = turned_away.most_common(1)[0]
-        return f"{name} was on and never fired: {turned_away.total()} calls fell back, most because {reason}"
+        return from_counts(self.as_dict(name)).warning
 
 
 class Switch(Protocol):
@@ -150,42 +119,20 @@ def guarded(
     return call
 
 
-@dataclass(frozen=True)
-class Case:
-    """A situation that an optimization is judged on: `make` gives the same fresh problem at each call."""
-
-    name: str
-    make: Callable[[], Problem]
-    steps: int = 1
-
-
-class Problem(Protocol):
-    """State and inputs, worked on by the reference or by the implementation; both return what they computed."""
-
-    def inputs(self) -> dict[str, Tensor]:
-        """What neither may change."""
-
-    def poison(self) -> None:
-        """Fill every output buffer with what no computation leaves behind."""
-
-    def reference(self) -> dict[str, Tensor]:
-        """One step in plain PyTorch."""
-
-    def fast(self) -> dict[str, Tensor]:
-        """One step as the optimization does it."""
-
-    def next(self) -> None:
-        """New inputs for the next step; state is carried over."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Optimization:
     """A declaration: what may be switched on, where, under which conditions, and what it costs.
 
     `seed` is where the idea was published and `figure` what was claimed or measured there. `guard` says which calls
     are taken; all others run the original. `memory` gives the bytes it adds at given settings, `switch` what is put
-    into the seams, and `cases` what it is judged on. A `live_switchable` one can be put on and taken off between any
-    two steps.
+    into the seams of the built-in cycle, `vllm_switch` into those of vLLM, and `cases` what it is judged on. A
+    `live_switchable` one can be put on and taken off between any two steps, another one at the start only. `contest`
+    is what it is timed on at given settings; a PINNED one says on which torch it was `proven`.
+
+    For vLLM, `sources` holds the sha256 of the source text of every function that is replaced or relied on, by
+    "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
+    `methods` the methods of speculation that it is for, where not for all. One without a seam in the built-in cycle
+    names its `evidence`: the test of a server, "path::test", or the recording in which it has hits.
     """
 
     id: str
@@ -199,8 +146,15 @@ class Optimization:
     agreement: Agreement
     memory: Callable[[Settings], int]
     live_switchable: bool
-    switch: Callable[[], Switch]
     cases: Callable[[], list[Case]]
+    switch: Callable[[], Switch] | None = None
+    vllm_switch: Callable[[], Switch] | None = None
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    upstream: str = ""
+    methods: tuple[str, ...] = ()
+    evidence: str = ""
+    contest: Callable[[Settings], Contest] | None = None
+    proven: str = ""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -215,10 +169,37 @@ class Optimization:
             raise ValueError(f"{self.id}: at least one target span and one seam are needed")
         if len({(seam.owner, seam.where) for seam in self.seams}) < len(self.seams):
             raise ValueError(f"{self.id}: a seam is declared twice")
+        if (self.agreement is Agreement.PINNED) != bool(self.proven):
+            raise ValueError(f"{self.id}: a PINNED optimization, and no other, says on which torch it was proven")
+        self._check_places()
 
-    def seams_at(self, where: str = BUILT_IN) -> tuple[Seam, ...]:
-        """The seams in one place."""
-        return tuple(seam for seam in self.seams if seam.where == where)
+    def _check_places(self) -> None:
+        in_vllm = {seam.owner for seam in self.seams if seam.where != BUILT_IN}
+        if (self.switch is None) == bool(self.seams_at()) or (self.vllm_switch is None) == bool(in_vllm):
+            raise ValueError(f"{self.id}: a place with seams needs a switch, one without needs none")
+        if unknown := in_vllm - set(self.sources):
+            raise ValueError(f"{self.id}: no hash of the source of {', '.join(sorted(unknown))}")
+        if self.upstream and not is_specifier(self.upstream):
+            raise ValueError(f"{self.id}: {self.upstream!r} specifies no versions")
+        if not (self.evidence or self.seams_at()):
+            raise ValueError(f"{self.id}: it never fires in the {BUILT_IN}, so it must name its evidence")
+
+    def seams_at(self, vllm: str | None = None) -> tuple[Seam, ...]:
+        """The seams in the built-in cycle, or in the vLLM of that version."""
+        return tuple(seam for seam in self.seams if seam.is_in(vllm))
+
+    def places(self) -> tuple[str, ...]:
+        """Where it can fire, each place once."""
+        return tuple(dict.fromkeys(seam.where for seam in self.seams))
+
+    def versions(self) -> list[str]:
+        """The vLLM versions whose sources it knows, oldest first."""
+        known = [set(hashes) for hashes in self.sources.values()]
+        return sorted((v for v in set().union(*known) if self.seams_at(v)), key=Version)
+
+    def is_upstream(self, vllm: str) -> bool:
+        """Whether the vLLM of that version does the same by itself."""
+        return bool(self.upstream) and vllm in SpecifierSet(self.upstream)
 
     def unmet(self) -> list[str]:
         """Why it cannot be applied here: the requirements that do not hold."""

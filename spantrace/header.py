@@ -6,6 +6,7 @@ from typing import Any
 
 from spantrace.frames import Frame
 from spantrace.recording import Header
+from spantrace.switched import KEY, summed
 
 
 def complete_header(header: Header, frames: list[Frame]) -> Header:
@@ -25,7 +26,10 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
             full["gpu"] = frame["gpu"] and {**_state_of(frame["gpu"]["uuid"], full.get("gpus") or []), **frame["gpu"]}
         elif frame["type"] in ("health", "stopped"):
             processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))
+            processes[index][KEY] = frame.get(KEY, [])
             processes[index]["stopped"] = frame["type"] == "stopped"
+        elif frame["type"] == "note":
+            full["notes"] = [*full.get("notes", []), frame["text"]]
     records = sum(about.get("gpu_records", 0) for about in processes.values())
     timed = sum(about.get("gpu_cycles", 0) for about in processes.values())
     full.setdefault("calibration", {})["gpu_events_per_cycle"] = records / timed if timed else 0.0
@@ -34,6 +38,10 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
         own = {about["pid"] for about in processes.values()}
         full["gpu"]["other_processes"] = [pid for pid in full["gpu"].pop("processes") if pid not in own]
     full["processes"] = [processes[index] for index in sorted(processes)]
+    if counted := summed(one for about in full["processes"] for one in about.get(KEY, [])):
+        full[KEY] = counted
+    if refused := {name: why for about in full["processes"] for name, why in about.get("refused", {}).items()}:
+        full["notes"] = [*full.get("notes", []), *(f"{name} is not on: {why}" for name, why in refused.items())]
     return full
 
 

@@ -16,7 +16,7 @@ from actors import Actor, Cast
 from journals import ENGINE, Played, sync_server, write_journal
 from recordings import make_recording
 
-from spantrace.cli import record as record_command
+from spantrace.cli import making
 from spantrace.cli.main import COMMANDS, run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE
 from spantrace.loading import load
@@ -171,7 +171,7 @@ def played_server(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments that record a server whose engine is played in `sockets`."""
     members = [Member(1, "api", "", None, True), Member(ENGINE, "engine", "", 1, True)]
     monkeypatch.setattr(servers, "discover", lambda directory: [Server(1, "vllm serve org/m", "0.33.0", members)])
-    monkeypatch.setattr(record_command, "_progress", lambda total: contextlib.nullcontext(lambda cycles: None))
+    monkeypatch.setattr(making, "progress_bar", lambda total: contextlib.nullcontext(lambda cycles: None))
     return ["record", str(ENGINE), "--dir", str(place / "sockets"), "--warmup", "0"]
 
 

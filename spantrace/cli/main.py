@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
 import click
 
 from spantrace.errors import EXIT_BAD_INPUT, SpantraceError
+from spantrace.packages import refuse_stranger
 
 COMMANDS = {
     "ps": "List the live vLLM servers on this machine.",
     "record": "Record the decode cycles of a live server.",
     "report": "Say who bounds the cycle and what each span of it costs.",
     "compare": "Set two recordings side by side.",
+    "run": "Record the built-in cycle: no server, no GPU needed.",
     "serve": "Start `vllm serve` ready to be recorded.",
+    "optimizations": "Say which optimizations apply, are on or are refused.",
+    "verify": "Judge optimizations against their references.",
+    "bench": "Time optimizations against the code they replace.",
     "doctor": "Say what this machine can measure.",
 }
 EXIT_INTERRUPTED = 130
@@ -49,15 +52,6 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="spantrace", message="%(prog)s %(version)s")
 def cli() -> None:
     """Profile the speculative-decode cycle of a live vLLM server."""
-
-
-def refuse_stranger(package: str) -> None:
-    """Stop if another distribution's top-level `package` shadows the one that came with spantrace."""
-    ours = Path(__file__).resolve().parents[2] / package
-    spec = find_spec(package)
-    found = None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
-    if found != ours:
-        raise SpantraceError(f"the package {package!r} found is {found}, not {ours}; install spantrace in its own venv")
 
 
 def main() -> None:

@@ -6,17 +6,20 @@ import click
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--optimize", envvar="SPANTRACE_OPTIMIZE", default="none", metavar="IDS",
+              help="Optimizations to apply, as a,b or all (spantrace optimizations lists them).")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- [VLLM SERVE ARGUMENTS]")
-def command(arguments: tuple[str, ...]) -> None:
+def command(optimize: str, arguments: tuple[str, ...]) -> None:
     """Become `vllm serve ARGUMENTS`, with the plugin loaded whatever VLLM_PLUGINS says."""
     import os
     import sys
 
     from spantrace.errors import SpantraceError
-    from spantrace.vllm_adapter.launch import serve_command, serve_environment
+    from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
 
     if not arguments:
         raise SpantraceError("name a model: spantrace serve -- MODEL [vllm serve arguments]")
     program = serve_command(arguments)
+    environment = serve_environment(os.environ, choose(optimize))
     sys.stdout.flush()
-    os.execve(program[0], program, serve_environment(os.environ))
+    os.execve(program[0], program, environment)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 import psutil
 
 from spantrace.errors import SpantraceError
+from spantrace.packages import refuse_stranger
+from spantrace.vllm_adapter.choice import CHOICE
 
 PLUGIN = "spantrace"
 
@@ -21,13 +23,37 @@ def serve_command(arguments: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
 
 
-def serve_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a server that loads the plugin, whatever VLLM_PLUGINS says."""
-    ours = {name: value for name, value in environment.items() if name != "SPANTRACE"}
+def serve_environment(environment: Mapping[str, str], optimize: Sequence[str] = ()) -> dict[str, str]:
+    """The environment for a server that loads the plugin, whatever VLLM_PLUGINS says, and applies `optimize`."""
+    ours = {name: value for name, value in environment.items() if name not in ("SPANTRACE", CHOICE)}
+    if optimize:
+        ours[CHOICE] = ",".join(optimize)
     chosen = ours.get("VLLM_PLUGINS")
     if chosen is not None and PLUGIN not in chosen.split(","):
         ours["VLLM_PLUGINS"] = ",".join(filter(None, [chosen, PLUGIN]))
     return ours
+
+
+def choose(text: str) -> list[str]:
+    """The ids that --optimize names; SpantraceError where one cannot be applied to this environment's vLLM."""
+    if text == "none":
+        return []
+    refuse_stranger("optimized")
+    import optimized
+    from optimized.gate import State, admit_here
+
+    vllm = installed_version() or ""
+    names = optimized.select(text, vllm)
+    items = {name: optimized.discover()[name] for name in names}
+    admissions = {name: admit_here(item, vllm) for name, item in items.items()}
+    for name, admission in admissions.items():
+        if items[name].vllm_switch is None:
+            raise SpantraceError(f"{name} cannot be served: {admission.why}; try spantrace run --optimize {name}")
+        if admission.state is State.UPSTREAM:
+            raise SpantraceError(f"{name} is already upstream: {admission.why}; leave it out")
+        if admission.state is not State.APPLIES:
+            raise SpantraceError(f"{name} cannot be served: {admission.why}")
+    return names
 
 
 def installed_version() -> str | None:

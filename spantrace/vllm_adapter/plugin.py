@@ -1,4 +1,4 @@
-"""The `vllm.general_plugins` entry point: opens this process's control socket and installs nothing.
+"""The `vllm.general_plugins` entry point: opens this process's control socket; installs only what was chosen at start.
 
 SPANTRACE=off keeps even the socket closed. Nothing here raises into the server.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from spantrace import __version__
 from spantrace.control import Connection, ControlServer, default_directory
 from spantrace.frames import Frame
+from spantrace.vllm_adapter import choice
 
 SHORT_LIFE_S = 1.0
 """Processes that live shorter (`vllm --version`, model inspection) never open a socket."""
@@ -34,6 +35,8 @@ def register() -> None:
         random_weights.register()
     except Exception as error:
         _log.warning("spantrace: --load-format spantrace-random is not available: %s", error)
+    if chosen := os.environ.get(choice.CHOICE):
+        choice.prepare(chosen)
     _open_later()
     os.register_at_fork(after_in_child=_after_fork)
 
@@ -48,6 +51,8 @@ def handle(request: Frame, connection: Connection) -> None:
             from spantrace.vllm_adapter.session import record
 
             record(request, connection)
+        elif operation == "optimizations":
+            connection.send({"type": "optimizations", **choice.describe()})
         else:
             connection.send({"type": "refused", "why": f"unknown request {operation!r}"})
     except (OSError, EOFError):

@@ -1,0 +1,46 @@
+"""The shortcut's two halves in plain PyTorch: when a step is all decodes, and offsets that are kept between steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def why_not(is_prefilling: Tensor, longest_query: int, decode_threshold: int) -> str | None:
+    """Why a batch must be sorted; None where every request, bool [B] on the CPU, surely is a decode."""
+    if longest_query > decode_threshold:
+        return "a query is longer than a decode's"
+    if is_prefilling.any().item():
+        return "a request is still prefilling"
+    return None
+
+
+class Offsets:
+    """0 .. n - 1 as int32 on each device, made once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[torch.device, int], Tensor] = {}
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(offsets.nbytes for offsets in self._kept.values())
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._kept.clear()
+
+    def last_blocks(self, table: Tensor, lengths: Tensor, block_size: int, count: int) -> Tensor:
+        """The `count` blocks of each request, int32 [B, count], from the one that holds its last token on.
+
+        `table` is int32 [B, blocks] and `lengths` int32 [B]; a request without tokens gets its first ones.
+        """
+        first = (lengths - 1) // block_size
+        first.clamp_(min=0)
+        wanted = (first.unsqueeze(1) + self._offsets(table.device, count)).to(torch.int64)
+        return torch.gather(table, 1, wanted)
+
+    def _offsets(self, device: torch.device, count: int) -> Tensor:
+        offsets = self._kept.get((device, count))
+        if offsets is None:
+            offsets = self._kept[device, count] = torch.arange(count, device=device, dtype=torch.int32)
+        return offsets

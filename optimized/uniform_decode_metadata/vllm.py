@@ -1,0 +1,123 @@
+"""The builder's method, rewritten: its sorting of the batch runs only where the batch is not all decodes.
+
+The sorting is in the middle of a long method that differs between versions, so the method's own source is taken,
+put behind a condition there, and compiled in its module; everything else stays as that version has it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any
+
+from packaging.version import Version
+from torch import Tensor
+
+from optimized.optimization import Counts
+from optimized.uniform_decode_metadata.metadata import Offsets, why_not
+from spantrace.patching import Function
+
+_FIRST, _LAST, _TABLE = "query_lens_cpu", "split_decodes_and_prefills", "mamba_get_block_table_tensor"
+_SHORTCUT = """
+def make(spantrace_all_decode, spantrace_block_table):
+    if spantrace_all_decode(is_prefilling, common_attn_metadata.max_query_len, decode_threshold):
+        num_decodes, num_prefills = num_reqs, 0
+        num_decode_tokens, num_prefill_tokens = common_attn_metadata.num_actual_tokens, 0
+    return _compute_common_metadata
+"""
+_ONE_KERNEL = Version("0.33.0")
+"""From this version on the block table is one kernel's work, and there are no offsets to keep."""
+
+
+def rewrite(text: str) -> ast.Module:
+    """The module that defines `make`, which gives the method of this text with the shortcut in it."""
+    (method,) = ast.parse(textwrap.dedent(text)).body
+    if not isinstance(method, ast.FunctionDef) or method.decorator_list:
+        raise ValueError("it is no plain method")
+    first = next(index for index, line in enumerate(method.body) if _assigns(line, _FIRST))
+    last = next(index for index, line in enumerate(method.body) if _calls(line, _LAST))
+    module = ast.parse(_SHORTCUT)
+    (make,) = module.body
+    assert isinstance(make, ast.FunctionDef)
+    condition = make.body[0]
+    assert isinstance(condition, ast.If)
+    ast.increment_lineno(condition, method.body[first].lineno - condition.lineno)
+    condition.orelse = method.body[first : last + 1]
+    method.body[first : last + 1] = [condition]
+    for node in ast.walk(method):
+        if isinstance(node, ast.Name) and node.id == _TABLE:
+            node.id = "spantrace_block_table"
+    make.body[0] = method
+    return ast.fix_missing_locations(module)
+
+
+def _assigns(line: ast.stmt, name: str) -> bool:
+    return isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == name
+
+
+def _calls(line: ast.stmt, name: str) -> bool:
+    return isinstance(line, ast.Assign) and isinstance(line.value, ast.Call) and ast.unparse(line.value.func) == name
+
+
+def with_shortcut(original: Function, text: str, all_decode: Function, block_table: Function) -> Function:
+    """The method `original`, whose source is `text`, with the shortcut where `all_decode` says so."""
+    module = ast.increment_lineno(rewrite(text), original.__code__.co_firstlineno - 1)
+    flags = __future__.annotations.compiler_flag
+    code = compile(module, original.__code__.co_filename, "exec", flags, dont_inherit=True)
+    made: dict[str, Any] = {}
+    exec(code, original.__globals__, made)
+    return wraps(original)(made["make"](all_decode, block_table))
+
+
+class Shortcut:
+    """The switch; a hit is a build that took the shortcut."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.offsets = Offsets()
+
+    def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
+        """The one seam."""
+        return {"BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten}
+
+    def allocated(self) -> int:
+        """Bytes of the kept offsets."""
+        return self.offsets.nbytes()
+
+    def close(self) -> None:
+        """Drop the offsets."""
+        self.offsets.clear()
+
+    def all_decode(self, is_prefilling: Tensor, longest_query: int, decode_threshold: int) -> bool:
+        """Whether the batch need not be sorted; counted."""
+        try:
+            reason = why_not(is_prefilling, longest_query, decode_threshold)
+        except Exception as error:
+            self.counts.errors[f"{type(error).__name__}: {error}"] += 1
+            return False
+        if reason is not None:
+            self.counts.fallbacks[reason] += 1
+        self.counts.hits += reason is None
+        return reason is None
+
+    def block_table(self, stock: Function, table: Tensor, lengths: Tensor, spec: Any, mode: str) -> Any:
+        """What vLLM's own function gives, without making the offsets anew."""
+        if mode != "align":
+            return stock(table, lengths, spec, mode)
+        try:
+            return self.offsets.last_blocks(table, lengths, spec.block_size, 1 + spec.num_speculative_blocks)
+        except Exception as error:
+            self.counts.errors[f"{type(error).__name__}: {error}"] += 1
+            return stock(table, lengths, spec, mode)
+
+    def _rewritten(self, original: Function) -> Function:
+        from vllm import __version__
+
+        stock = original.__globals__[_TABLE]
+        keeps = Version(__version__) < _ONE_KERNEL
+        block_table = partial(self.block_table, stock) if keeps else stock
+        return with_shortcut(original, inspect.getsource(original), self.all_decode, block_table)

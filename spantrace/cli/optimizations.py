@@ -1,0 +1,221 @@
+"""`spantrace optimizations`: what can be switched on here, what was on in a recording, what is on in a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spantrace.cli.options import directory_option, format_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optimized.gate import Admission
+    from optimized.optimization import Optimization
+    from spantrace.switched import Switched
+    from spantrace.tables import Document, Row
+
+_FILES = (".spantrace", ".part")
+_REASONS = 3
+"""So many of the reasons why calls fell back are told, the most frequent ones."""
+_STYLES = {"on": "green", "already upstream": "dim", "refused": "yellow"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One optimization as it is somewhere: its state there, what it has counted, and what else there is to say."""
+
+    item: Optimization
+    admission: Admission
+    counted: Switched | None = None
+    remarks: tuple[str, ...] = field(default=())
+
+
+@click.command("optimizations")
+@click.argument("target", required=False, metavar="[SERVER | RECORDING]")
+@directory_option
+@format_option
+def command(target: str | None, directory: Path | None, form: str) -> None:
+    """Say of each optimization whether it applies, is on, is already upstream or is refused, and why.
+
+    Here, which is in the built-in cycle and in the vLLM of this environment; in a live SERVER (:PORT, URL or pid); or
+    in a RECORDING.
+    """
+    from spantrace.control import default_directory
+    from spantrace.errors import SpantraceError
+    from spantrace.packages import refuse_stranger
+    from spantrace.tables import Format
+    from spantrace.terminal import emit
+
+    refuse_stranger("optimized")
+    if target is None:
+        heading, listings = _here()
+    elif target.endswith(_FILES) or Path(target).exists():
+        heading, listings = _in_recording(Path(target))
+    elif ":" not in target and not target.isdecimal():
+        raise SpantraceError(f"{target} is no recording, and no :PORT, URL or pid of a server")
+    else:
+        heading, listings = _in_server(target, directory or default_directory())
+    emit(document(heading, listings), Format(form))
+
+
+def document(heading: tuple[str, ...], listings: list[Listing]) -> Document:
+    """One row an optimization; what it does and why it is refused stands below the table."""
+    from spantrace.tables import Column, Document, Fact, Table
+
+    columns = [Column("id", "optimization"), Column("state", "state")]
+    if any(one.counted for one in listings):
+        columns += [Column(name, name, write=lambda count: f"{count:,.0f}") for name in ("hits", "fallbacks", "errors")]
+    columns += [Column("fires_in", "fires in", optional=True), Column("switched", "switched")]
+    columns += [Column("summary", "summary", only="data"), Column("why", "why", only="data")]
+    facts = [
+        Fact(one.item.id, tuple(filter(None, (one.item.summary, one.admission.why, *one.remarks)))) for one in listings
+    ]
+    rows = tuple(_row(one) for one in listings)
+    data = {
+        "about": list(heading),
+        "optimizations": [{**row.cells, "remarks": one.remarks} for row, one in zip(rows, listings, strict=True)],
+    }
+    return Document("optimizations", (heading,), None, Table(tuple(columns), rows), tuple(facts), data)
+
+
+def _row(one: Listing) -> Row:
+    from spantrace.tables import Cell, Row
+
+    state = one.admission.state.value
+    cells: dict[str, Cell] = {
+        "id": one.item.id,
+        "state": state,
+        "fires_in": _places(one.item),
+        "switched": "live" if one.item.live_switchable else "at start",
+        "summary": one.item.summary,
+        "why": one.admission.why,
+    }
+    cells |= {name: getattr(one.counted, name, None) for name in ("hits", "fallbacks", "errors")}
+    return Row(cells, one.item.id, _STYLES.get(state, ""))
+
+
+def _places(item: Optimization) -> str:
+    """Where it can fire: the built-in cycle, and runs of vLLM versions."""
+    from optimized.seams import BUILT_IN
+    from spantrace.vllm_adapter.hooks import SUPPORTED
+
+    runs: list[list[str]] = []
+    known, previous = item.versions(), ""
+    for version in SUPPORTED:
+        if version in known:
+            if previous in known:
+                runs[-1][1:] = [version]
+            else:
+                runs.append([version])
+        previous = version
+    places = [BUILT_IN] if item.seams_at() else []
+    places += [f"vLLM {', '.join(' to '.join(run) for run in runs)}"] if runs else []
+    return "; ".join(places)
+
+
+def _here() -> tuple[tuple[str, ...], list[Listing]]:
+    """What the built-in cycle and the installed vLLM can take."""
+    import optimized
+    from optimized.gate import Admission, State, admit_here
+    from spantrace.vllm_adapter.launch import installed_version
+
+    vllm = installed_version()
+    listings = []
+    for item in optimized.discover().values():
+        admissions = [_built_in(item)] if item.seams_at() else []
+        if item.vllm_switch:
+            absent = Admission(State.REFUSED, "vLLM is not installed in this environment")
+            admissions.append(admit_here(item, vllm) if vllm else absent)
+        best = next((one for one in admissions if one.state is State.APPLIES), admissions[0])
+        listings.append(Listing(item, best, None, tuple(one.why for one in admissions if one is not best)))
+    return ("built-in cycle", f"vLLM {vllm} in this environment" if vllm else "no vLLM in this environment"), listings
+
+
+def _built_in(item: Optimization) -> Admission:
+    from optimized.gate import Admission, State
+
+    reasons = item.unmet()
+    return Admission(State.REFUSED, "; ".join(reasons)) if reasons else Admission(State.APPLIES)
+
+
+def _in_recording(path: Path) -> tuple[tuple[str, ...], list[Listing]]:
+    """What was on while it was made, and what that server could have taken."""
+    import optimized
+    from spantrace.loading import load
+    from spantrace.switched import switched
+
+    header = load(path).header
+    server = header.get("server") or {}
+    vllm, method = server.get("vllm"), server.get("method")
+    counted = {one.id: one for one in switched(header)}
+    listings = [_then(item, vllm, method, counted.get(name)) for name, item in optimized.discover().items()]
+    about = [f"vLLM {vllm}" if vllm else "built-in cycle", *([f"method {method}"] if method else [])]
+    return (path.name, *about), listings
+
+
+def _then(item: Optimization, vllm: str | None, method: str | None, counted: Switched | None) -> Listing:
+    from optimized.gate import Admission, State, admit
+    from optimized.seams import BUILT_IN
+
+    if counted is not None:
+        return _on(item, counted)
+    if vllm:
+        return Listing(item, admit(item, vllm, method))
+    return Listing(
+        item,
+        Admission(State.APPLIES)
+        if item.seams_at()
+        else Admission(State.REFUSED, f"it does not fire in the {BUILT_IN}"),
+    )
+
+
+def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[Listing]]:
+    """What each engine and worker of a live server says."""
+    import optimized
+    from spantrace.control import ask
+    from spantrace.errors import SpantraceError
+    from spantrace.vllm_adapter.launch import why_deaf
+    from spantrace.vllm_adapter.servers import find
+
+    server = find(target, directory)
+    answers = {}
+    for member in [*server.of_role("engine"), *server.of_role("worker")]:
+        if not member.reachable:
+            raise SpantraceError(why_deaf(member.pid))
+        answer = ask(directory, member.pid, {"type": "optimizations"})
+        if answer.get("type") != "optimizations":
+            raise SpantraceError(f"process {member.pid} runs an older spantrace; restart the server to ask it")
+        answers[f"{member.role} {member.pid}"] = answer
+    if not answers:
+        raise SpantraceError(f"process {server.root} has no engine process of its own, or is still starting")
+    listings = [_now(item, answers) for item in optimized.discover().values()]
+    return (server.model(), f"vLLM {server.vllm}", ", ".join(answers)), listings
+
+
+def _now(item: Optimization, answers: Mapping[str, dict[str, Any]]) -> Listing:
+    from optimized.gate import Admission, State, admit
+    from spantrace.switched import from_counts, summed
+
+    on = {name: one for name, said in answers.items() for one in said["on"] if one["id"] == item.id}
+    if on:
+        each = [f"{name}: {one['hits']:,} hits" for name, one in on.items()] if len(on) > 1 else []
+        return _on(item, from_counts(summed(on.values())[0]), *each)
+    for said in answers.values():
+        if item.id in said["refused"]:
+            return Listing(item, Admission(State.REFUSED, said["refused"][item.id]))
+    first = next(iter(answers.values()))
+    waits = {module for said in answers.values() for module in said["waiting"].get(item.id, ())}
+    remarks = [f"chosen, but no process has imported {', '.join(sorted(waits))}"] if waits else []
+    sources = Path(first["sources"]) if first["sources"] and Path(first["sources"]).is_dir() else None
+    return Listing(item, admit(item, first["vllm"], sources=sources), None, tuple(remarks))
+
+
+def _on(item: Optimization, counted: Switched, *remarks: str) -> Listing:
+    from optimized.gate import Admission, State
+
+    reasons = (f"{count:,} x {reason}" for reason, count in counted.reasons[:_REASONS])
+    return Listing(item, Admission(State.ON, counted.warning or ""), counted, (*remarks, *reasons))

@@ -1,0 +1,52 @@
+"""What the commands about optimizations share: which ones are meant, and the machine that the figures are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optimized.optimization import Optimization
+
+
+def chosen(ids: Sequence[str]) -> list[Optimization]:
+    """The optimizations that the arguments name, each one id or several as a,b; all of them without arguments."""
+    import optimized
+
+    known = optimized.discover()
+    if not ids or "all" in ids:
+        return list(known.values())
+    return [known[name] for name in optimized.select(",".join(ids))]
+
+
+def ready(
+    items: list[Optimization], verb: str, against: Callable[[Optimization], list[str]] = lambda _: []
+) -> tuple[list[Optimization], dict[str, str]]:
+    """Those whose requirements hold here and that nothing is `against`, and by id why the others cannot be.
+
+    Raises SpantraceError where there is none.
+    """
+    from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+
+    left_out = {item.id: "; ".join(reasons) for item in items if (reasons := item.unmet() + against(item))}
+    held = [item for item in items if item.id not in left_out]
+    if not held:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "none is chosen"
+        raise SpantraceError(f"there is nothing to {verb}: {why}", EXIT_NOT_COMPARABLE)
+    return held, left_out
+
+
+def machine(device: str, dtype: str) -> tuple[str, ...]:
+    """The device, the dtype, and the versions that the arithmetic depends on."""
+    from importlib.util import find_spec
+
+    import torch
+
+    threads = torch.get_num_threads()
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads} thread{'s' * (threads != 1)}"
+    versions = [f"torch {torch.__version__}"]
+    if find_spec("triton"):
+        import triton
+
+        versions.append(f"triton {triton.__version__}")
+    return name.removeprefix("NVIDIA "), dtype, ", ".join(versions)

@@ -1,0 +1,17 @@
+"""The other top-level packages that came with spantrace, under names that somebody else may use too."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from spantrace.errors import SpantraceError
+
+
+def refuse_stranger(package: str) -> None:
+    """Stop if another distribution's top-level `package` shadows the one that came with spantrace."""
+    ours = Path(__file__).resolve().parents[1] / package
+    spec = find_spec(package)
+    found = None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
+    if found != ours:
+        raise SpantraceError(f"the package {package!r} found is {found}, not {ours}; install spantrace in its own venv")
