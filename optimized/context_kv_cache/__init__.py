@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import ITEM_BYTES, Agreement, Case, Optimization, Seam, Switch, needs_package
+from optimized.optimization import ITEM_BYTES, Agreement, Optimization, Switch, needs_package
+from optimized.seams import Seam
 
 if TYPE_CHECKING:
+    from optimized.cases import Case, Contest
     from optimized.reference_cycle.settings import Settings
 
 _DRAFTER = "optimized.reference_cycle.dflash:DFlashDrafter"
@@ -35,6 +37,12 @@ def _cases() -> list[Case]:
     return cases()
 
 
+def _contest(settings: Settings) -> Contest:
+    from optimized.context_kv_cache.contest import contest
+
+    return contest(settings)
+
+
 OPTIMIZATION = Optimization(
     id="context-kv-cache",
     summary="the drafter keeps its context's keys and values, projects new rows only, and attends to them in place",
@@ -49,4 +57,5 @@ OPTIMIZATION = Optimization(
     live_switchable=True,
     switch=_switch,
     cases=_cases,
+    contest=_contest,
 )

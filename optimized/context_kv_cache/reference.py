@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from optimized.cases import Case, Place
 from optimized.context_kv_cache.switch import ContextCaches
-from optimized.optimization import Case
 from optimized.reference_cycle.attention import rms_norm
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.dflash import DFlashDrafter, DFlashLayer
@@ -98,14 +98,15 @@ class Context:
         return [(row, slot) for row, slot in enumerate(self.drafter.slots.tolist()) if slot in self.history]
 
     def _attention(self, layer: DFlashLayer, row: int, slot: int) -> Tensor:
-        """Softmax attention [S, heads, head_dim] of one row, head by head."""
+        """Softmax attention [S, heads, head_dim] of one row, head by head and in float32."""
         states, shape = self.history[slot], self.settings.geometry.dflash
-        queries, keys, values = (part[row] for part in self.block)
+        queries, keys, values = (part[row].float() for part in self.block)
         size, length = shape.kv_heads * shape.head_dim, len(states)
         made = F.linear(states, layer.qkv[-2 * size :]).unflatten(-1, (2, shape.kv_heads, shape.head_dim))
-        turned = rotate_halves(rms_norm(made[:, 0], layer.norms.key), torch.arange(length), layer.norms.table)
-        keys, values = torch.cat((turned, keys)), torch.cat((made[:, 1], values))
-        column, own = torch.arange(length + len(queries)), length + torch.arange(len(queries)).unsqueeze(1)
+        positions = self._range(length)
+        turned = rotate_halves(rms_norm(made[:, 0], layer.norms.key), positions, layer.norms.table)
+        keys, values = torch.cat((turned.float(), keys)), torch.cat((made[:, 1].float(), values))
+        column, own = self._range(length + len(queries)), length + self._range(len(queries)).unsqueeze(1)
         hidden = column > (own if layer.causal else len(column))
         if layer.window is not None:
             hidden = hidden | (column <= own - layer.window)
@@ -116,7 +117,7 @@ class Context:
             sink = scores.new_full((len(queries), 1), float("-inf")) if layer.sinks is None else layer.sinks[head]
             shares = torch.cat((scores, torch.as_tensor(sink).expand(len(queries), 1)), dim=1).softmax(dim=1)
             heads.append(shares[:, :-1] @ values[:, of])
-        return torch.stack(heads, dim=1)
+        return torch.stack(heads, dim=1).to(states.dtype)
 
     def _draw(self) -> None:
         drafter, shape, batch = self.drafter, self.settings.geometry.dflash, self.settings.batch
@@ -124,12 +125,15 @@ class Context:
         counts = torch.tensor([self.pattern[(row + self.step) % len(self.pattern)] for row in range(batch)])
         drafter.queries.counts.copy_(counts)
         first = drafter.context_lengths[drafter.slots].unsqueeze(1)
-        drafter.queries.context_positions.copy_(first + torch.arange(self.settings.speculative + 1))
+        drafter.queries.context_positions.copy_(first + self._range(self.settings.speculative + 1))
         sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
         self.block = tuple(self._random(batch, drafter.block, heads, shape.head_dim) for heads in sizes)
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.random).to(self.settings.torch_dtype)
+        return torch.randn(shape, generator=self.random).to(self.settings.device, self.settings.torch_dtype)
+
+    def _range(self, size: int) -> Tensor:
+        return torch.arange(size, device=self.settings.device)
 
 
 def cases() -> list[Case]:
@@ -143,10 +147,16 @@ def cases() -> list[Case]:
         prompt: int,
         steps: int = 1,
         at: Settings = settings,
+        dtype: str | None = None,
         **shape: object,
     ) -> Case:
         geometry = replace(SMALL, dflash=replace(SHAPE, **shape))  # type: ignore[arg-type]
-        return Case(name, partial(Context, replace(at, geometry=geometry), busy, counts, prompt), steps)
+
+        def make(place: Place) -> Context:
+            settings = replace(at, geometry=geometry, device=place.device, dtype=place.dtype)
+            return Context(settings, busy, counts, prompt)
+
+        return Case(name, make, steps, dtype)
 
     odd = replace(settings, batch=5, draft_length=5, context=37)
     return [
@@ -158,6 +168,6 @@ def cases() -> list[Case]:
         case("windows and sinks", 3, (2, 4), 20, 3, windows=(None, 6), sinks=True, causal_windows=True),
         case("windows", 3, (4, 1), 20, 3, windows=(5, None)),
         case("capacity reached", 1, (4,), 36),
-        case("half precision", 3, (4, 2), 9, 3, replace(settings, dtype="float16")),
+        case("half precision", 3, (4, 2), 9, 3, dtype="float16"),
         case("20 steps", 3, (1, 4, 2), 5, 20, replace(settings, context=90)),
     ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from optimized.optimization import Case
+from optimized.cases import Case, Place
 from optimized.query_build.lookup import Indices, build
 from optimized.reference_cycle.drafter import Queries
 
@@ -24,21 +23,20 @@ class Shape:
     block: int
     hidden: int = 24
     limit: int = 40
-    dtype: torch.dtype = torch.float32
 
 
 class Block:
     """Requests whose contexts grow by counts[(row + step) mod n]; 0 is a row that accepted nothing, an idle one."""
 
-    def __init__(self, shape: Shape, counts: tuple[int, ...], start: int = 0) -> None:
-        self.shape, self.pattern, self.step = shape, counts, 0
-        self.random = torch.Generator().manual_seed(2)
-        self.embedding = torch.randn(VOCAB, shape.hidden, generator=self.random).to(shape.dtype)
-        self.lengths = torch.arange(start, start + shape.batch).clamp(max=shape.limit)
-        self.indices = Indices.create(shape.batch, shape.block, shape.drafts + 1, MASK, "cpu")
+    def __init__(self, shape: Shape, counts: tuple[int, ...], start: int, place: Place) -> None:
+        self.shape, self.pattern, self.step, self.device = shape, counts, 0, place.device
+        self.random, dtype = torch.Generator().manual_seed(2), getattr(torch, place.dtype)
+        self.embedding = torch.randn(VOCAB, shape.hidden, generator=self.random).to(place.device, dtype)
+        self.lengths = torch.arange(start, start + shape.batch, device=place.device).clamp(max=shape.limit)
+        self.indices = Indices.create(shape.batch, shape.block, shape.drafts + 1, MASK, place.device)
         sizes = ((shape.batch,), (shape.batch, shape.block), (shape.batch, shape.drafts + 1), (shape.batch,))
-        bonus, positions, context, own = (torch.zeros(size, dtype=torch.int64) for size in sizes)
-        noise = torch.zeros(shape.batch, shape.block, shape.hidden, dtype=shape.dtype)
+        bonus, positions, context, own = (torch.zeros(size, dtype=torch.int64, device=place.device) for size in sizes)
+        noise = torch.zeros(shape.batch, shape.block, shape.hidden, dtype=dtype, device=place.device)
         self.out = Queries(bonus, positions, context, noise, own)
         self._draw()
 
@@ -81,16 +79,19 @@ class Block:
 
     def _draw(self) -> None:
         batch, columns = self.shape.batch, self.shape.drafts + 1
-        self.accepted = torch.randint(VOCAB, (batch, columns), generator=self.random, dtype=torch.int32)
+        accepted = torch.randint(VOCAB, (batch, columns), generator=self.random, dtype=torch.int32)
         counts = [self.pattern[(row + self.step) % len(self.pattern)] for row in range(batch)]
-        self.counts = torch.tensor(counts, dtype=torch.int32)
+        self.accepted = accepted.to(self.device)
+        self.counts = torch.tensor(counts, dtype=torch.int32, device=self.device)
 
 
 def cases() -> list[Case]:
     """Both kinds of block, odd shapes, idle rows, all and none accepted, the limit reached, and 20 steps."""
 
-    def case(name: str, shape: Shape, counts: tuple[int, ...], start: int = 0, steps: int = 1) -> Case:
-        return Case(name, partial(Block, shape, counts, start), steps)
+    def case(
+        name: str, shape: Shape, counts: tuple[int, ...], start: int = 0, steps: int = 1, dtype: str | None = None
+    ) -> Case:
+        return Case(name, lambda place: Block(shape, counts, start, place), steps, dtype)
 
     return [
         case("all accepted", Shape(4, 7, 8), (8,), 3),
@@ -99,7 +100,8 @@ def cases() -> list[Case]:
         case("every row idle", Shape(3, 3, 4), (0,)),
         case("block of K", Shape(3, 5, 5), (6, 1)),
         case("block of one", Shape(1, 1, 1, hidden=1), (2, 1)),
-        case("odd shapes in half precision", Shape(7, 3, 4, hidden=37, dtype=torch.float16), (1, 4, 2)),
+        case("odd shapes", Shape(7, 3, 4, hidden=37), (1, 4, 2)),
+        case("half precision", Shape(2, 3, 4, hidden=5), (1, 4), dtype="float16"),
         case("capacity reached", Shape(3, 3, 4, limit=10), (4,), 8, 2),
         case("20 steps", Shape(3, 3, 4, limit=60), (1, 4, 2, 3), 2, 20),
     ]

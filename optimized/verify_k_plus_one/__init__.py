@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Case, Optimization, Seam, Switch, needs_package
+from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.seams import Seam
 
 if TYPE_CHECKING:
+    from optimized.cases import Case, Contest
     from optimized.reference_cycle.settings import Settings
 
 
@@ -30,6 +32,12 @@ def _cases() -> list[Case]:
     return cases()
 
 
+def _contest(settings: Settings) -> Contest:
+    from optimized.verify_k_plus_one.contest import contest
+
+    return contest(settings)
+
+
 OPTIMIZATION = Optimization(
     id="verify-k-plus-one",
     summary="the target verifies K + 1 rows a request, without the K - 1 fillers behind the drafts",
@@ -44,4 +52,5 @@ OPTIMIZATION = Optimization(
     live_switchable=True,
     switch=_switch,
     cases=_cases,
+    contest=_contest,
 )

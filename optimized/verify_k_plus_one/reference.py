@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from optimized.optimization import Case
+from optimized.cases import Case, Place
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.geometry import Geometry
 from optimized.reference_cycle.settings import Settings
@@ -41,7 +40,7 @@ class Verification:
 
     def poison(self) -> None:
         """Fill the input buffers of the pass; logits and taps are allocated by it."""
-        for rows, _ in self.target._passes.values():
+        for rows in self.target.prepared().values():
             for buffer in (rows.tokens, rows.positions, rows.slots):
                 buffer.fill_(-(2**40))
 
@@ -74,10 +73,11 @@ class Verification:
 
     def _counts(self) -> Tensor:
         at = [self.accepted[(row + self.step) % len(self.accepted)] + 1 for row in range(self.settings.batch)]
-        return torch.tensor(at)
+        return torch.tensor(at, device=self.settings.device)
 
     def _tokens(self, *shape: int) -> Tensor:
-        return torch.randint(self.settings.geometry.vocab, shape, generator=self.random)
+        drawn = torch.randint(self.settings.geometry.vocab, shape, generator=self.random)
+        return drawn.to(self.settings.device)
 
 
 def cases() -> list[Case]:
@@ -87,7 +87,10 @@ def cases() -> list[Case]:
     odd = replace(settings, batch=5, draft_length=5, page_size=3)
 
     def case(name: str, at: Settings, busy: int, accepted: tuple[int, ...], cached: int, steps: int = 1) -> Case:
-        return Case(name, partial(Verification, at, busy, accepted, cached), steps)
+        def make(place: Place) -> Verification:
+            return Verification(replace(at, device=place.device, dtype=place.dtype), busy, accepted, cached)
+
+        return Case(name, make, steps)
 
     return [
         case("all accepted", settings, 3, (3,), 9, 3),

@@ -37,13 +37,13 @@ class FewerRows:
 
     def allocated(self) -> int:
         """Bytes of the input buffers for K + 1 rows of all targets that asked."""
-        buffers = (target._passes.get(rows_per_request(target)) for target in self._targets)
-        return sum(_bytes(found[0]) for found in buffers if found)
+        buffers = (target.prepared().get(rows_per_request(target)) for target in self._targets)
+        return sum(_bytes(found) for found in buffers if found)
 
     def close(self) -> None:
         """Drop the buffers and graphs for K + 1 rows."""
         for target in self._targets:
-            target._passes.pop(rows_per_request(target), None)
+            target.release(rows_per_request(target))
         self._targets.clear()
 
     def _rows(self, target: Target) -> int:

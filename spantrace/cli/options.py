@@ -21,3 +21,15 @@ format_option = click.option(
     show_default=True,
     help="How to print the result.",
 )
+
+ids_argument = click.argument("ids", nargs=-1, metavar="[IDS]...")
+
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run (default: a GPU if PyTorch finds one)."
+)
+
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Of weights and activations (default: bfloat16 on a GPU, float32 on a CPU).",
+)

@@ -1,0 +1,54 @@
+"""A PINNED optimization judges itself before it is applied: another torch may add up in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from optimized.cases import Case
+from optimized.optimization import Agreement, Optimization
+from spantrace.errors import SpantraceError
+
+
+def self_test(optimization: Optimization) -> None:
+    """Raise SpantraceError where a PINNED optimization is not equal to its reference in every bit here.
+
+    Its cases run once in a process; what they showed stands until the process ends.
+    """
+    if optimization.agreement is not Agreement.PINNED:
+        return
+    key = optimization.id, optimization.cases
+    if key not in _said:
+        _said[key] = _disagreement(optimization)
+    if (sentence := _said[key]) is not None:
+        raise SpantraceError(sentence)
+
+
+_said: dict[tuple[str, Callable[[], list[Case]]], str | None] = {}
+"""What each self-test of this process found, None where every bit was equal."""
+
+
+def _disagreement(optimization: Optimization) -> str | None:
+    from optimized.judging import choose_place, judge
+
+    place = choose_place()
+    judged = [judge(optimization, case, place) for case in optimization.cases()]
+    failed = [one for one in judged if not one.passed]
+    if not failed:
+        return None
+    unequal, elements = sum(one.unequal for one in failed), sum(one.elements for one in judged)
+    differs = f"{unequal:,} of {elements:,} elements differ from its reference's" if unequal else failed[0].faults[0]
+    return (
+        f"{optimization.id} cannot be applied: with {_stack()} {differs} in {len(failed)} of {len(judged)} cases of "
+        f"its self-test on {place.device} in {place.dtype}; it was proven on {optimization.proven}"
+    )
+
+
+def _stack() -> str:
+    """The versions that the order of the arithmetic depends on."""
+    import torch
+
+    try:
+        return f"torch {torch.__version__} and triton {version('triton')}"
+    except PackageNotFoundError:
+        return f"torch {torch.__version__} and no triton"

@@ -1,0 +1,93 @@
+"""Every optimization on a GPU: judged in bfloat16, where copies are equal bit for bit, and timed in CUDA graphs."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+import optimized  # noqa: E402
+from optimized.cases import Case, Contest, Place  # noqa: E402
+from optimized.judging import TOLERANCES, choose_place, judge  # noqa: E402
+from optimized.optimization import Agreement, Optimization  # noqa: E402
+from optimized.reference_cycle.settings import Settings  # noqa: E402
+from optimized.timing import copy_bandwidth, race  # noqa: E402
+from spantrace.cli.main import run  # noqa: E402
+
+ALL = optimized.discover()
+CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in ALL.values() for case in item.cases()]
+TIMED = [name for name, item in ALL.items() if item.contest is not None]
+SETTINGS = Settings(context=256, batch=4, device="cuda", dtype="bfloat16")
+Capture = pytest.CaptureFixture[str]
+
+
+def test_a_gpu_and_bfloat16_are_the_default() -> None:
+    assert choose_place() == Place("cuda", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("item", "case"), CASES)
+def test_the_implementation_agrees_with_its_reference(item: Optimization, case: Case, dtype: str) -> None:
+    judged = judge(item, case, Place("cuda", dtype))
+    assert judged.passed, judged
+    assert judged.place.dtype == (case.dtype or dtype)
+    if item.agreement is not Agreement.TOLERANT:
+        assert (judged.unequal, judged.error) == (0, 0.0)
+
+
+def test_verify_says_so(capsys: Capture) -> None:
+    assert run(["verify", *TIMED]) == 0
+    out = capsys.readouterr().out
+    assert torch.cuda.get_device_name().removeprefix("NVIDIA ") in out.splitlines()[0]
+    assert "bfloat16" in out.splitlines()[0]
+    assert "PASS" in out
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_both_sides_of_a_contest_are_captured(name: str) -> None:
+    make: Any = ALL[name].contest
+    found = race(make(SETTINGS), "cuda", 6)
+    assert (found.captured, found.why_not) == (True, None)
+    assert min(*found.stock, *found.fast) > 0
+
+
+def test_a_graph_takes_the_time_of_its_kernels() -> None:
+    found = race(
+        Contest("", lambda: torch.cuda._sleep(2_000_000), lambda: torch.cuda._sleep(1_000_000), (), ()), "cuda", 6
+    )
+    assert median(found.stock) / median(found.fast) == pytest.approx(2, rel=0.05)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(2_000_000)
+    end.record()
+    end.synchronize()
+    assert median(found.stock) * 1e3 == pytest.approx(begin.elapsed_time(end), rel=0.1)
+
+
+def test_what_cannot_be_captured_is_timed_from_the_host_and_leaves_no_harm() -> None:
+    x = torch.ones(1 << 16, device="cuda")
+    found = race(Contest("", lambda: x.sum().item(), lambda: x.sum(), (x,), ()), "cuda", 6)
+    assert not found.captured
+    assert found.why_not
+    assert min(found.stock) > 0
+    again = race(Contest("", lambda: x.sum(), lambda: x.sum(), (x,), ()), "cuda", 6)
+    assert again.captured
+    assert float(x.sum()) == 1 << 16
+
+
+def test_copy_bandwidth_is_that_of_this_memory() -> None:
+    assert 1e11 < copy_bandwidth("cuda", 6) < 2e13
+
+
+def test_bench_in_graphs(capsys: Capture) -> None:
+    assert run(["bench", *TIMED, "--batch", "1,4", "--context", "256", "--repeats", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "in CUDA graphs" in out
+    assert "(host)" not in out
