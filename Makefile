@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu)
 VENV := .venv
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-versions lint format demo-vllm vllm-cpu clean
+.PHONY: help install test test-fast test-versions lint format demo demo-vllm vllm-cpu clean
 
 help: ## what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ format: install ## let ruff repair and format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+demo: $(VENV)/torch ## no GPU, no vLLM: record the built-in cycle, stock and optimized, and compare
+	$(VENV)/bin/python examples/demo.py
+
 demo-vllm: vllm-cpu ## no GPU: record a real vLLM server on the CPU and print the report
 	PYTHONPATH=examples $(TEST_VENV)/bin/python -m cpu_server.demo $(ARGS)
 
@@ -42,4 +45,10 @@ clean: ## remove both environments, caches and build output
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -qq --editable '.[dev]'
+	@touch $@
+
+# The CPU build of the version that is tested; whoever installs spantrace may have another one.
+$(VENV)/torch: $(VENV)/installed examples/cpu_server/constraints-cpu.txt
+	$(VENV)/bin/python -m pip install -qq --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu \
+		--constraint examples/cpu_server/constraints-cpu.txt --editable '.[torch]'
 	@touch $@

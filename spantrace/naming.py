@@ -3,7 +3,8 @@
 A wrapper costs a few microseconds where caches are cold, as they are in a server's loop: so what lies between two
 hooked functions is not hooked but drawn. `target.input_prep` runs from the moment the worker is handed a step to
 its target.forward, less target.metadata; `postprocess` begins where sample or draft.propose ended, and
-`draft.input_prep` where draft.propose began or its last child ended.
+`draft.input_prep` where draft.propose began or its last child ended. Who hooks target.input_prep itself, as the
+built-in cycle does, gets none drawn.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ def draw_boundaries(rows: NamedRows, handed: Ints) -> NamedRows:
     _begin_after(rows, main, "postprocess", [SPAN_ID["sample"], SPAN_ID["draft.propose"]], handed)
     proposes = rows.start[main & (rows.name == SPAN_ID["draft.propose"])]
     _begin_after(rows, main, "draft.input_prep", _DRAFT_PARTS, proposes)
+    if (rows.name == SPAN_ID["target.input_prep"]).any():
+        return rows
     start, end = _input_prep(rows, main, handed)
     size = len(start)
     added = NamedRows(np.full(size, SPAN_ID["target.input_prep"]), np.zeros(size, dtype=np.int64), start, end, start)

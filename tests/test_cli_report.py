@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -129,8 +130,10 @@ def test_compare_shows_the_fix(stock: Path, tmp_path: Path, capsys: pytest.Captu
     fixed = saved(make_recording(FIXED, seed=2, optimizations=optimizations), tmp_path / "fixed.spantrace")
     assert spantrace("compare", stock, fixed) == 0
     out = capsys.readouterr().out
-    assert "stock -> fixed | treatment: +uniform-decode-metadata (5,000 hits, 0 fallbacks)" in out
+    assert "stock -> fixed | treatment: +uniform-decode-metadata" in out
+    assert "on in fixed  uniform-decode-metadata  5,000 hits, 0 fallbacks" in out
     assert "CYCLE -22.9%" in out
+    assert re.search(r"^ +Mostly .* -\d\.\d+ ms", out, re.MULTILINE)
     assert "absent in stock" in out
     assert " ~ " in out
     assert spantrace("compare", stock, fixed, "--format", "json") == 0
@@ -212,9 +215,11 @@ def test_a_closed_pipe_is_quiet(stock: Path) -> None:
 def test_a_stranger_named_analyzers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from importlib.machinery import ModuleSpec
 
-    import spantrace.cli.main as main
+    from spantrace import packages
 
-    monkeypatch.setattr(main, "find_spec", lambda name: ModuleSpec(name, None, origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(
+        packages, "find_spec", lambda name: ModuleSpec(name, None, origin=str(tmp_path / "__init__.py"))
+    )
     assert run(["report", "x"]) == 2
 
 

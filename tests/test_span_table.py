@@ -106,6 +106,14 @@ def test_an_emitting_thread_beside_the_engine_is_no_host_work() -> None:
     assert unattributed.ms == 7.0
 
 
+def test_emitting_within_the_cycle_is_host_work() -> None:
+    recording = one_cycle(("cycle", HOST, 0, 8), ("schedule", HOST, 0, 1), ("output.emit", HOST, 2, 7))
+    assert not row(recording, "output.emit").own_thread
+    unattributed = row(recording, "unattributed").host
+    assert unattributed is not None
+    assert unattributed.ms == 2.0
+
+
 def test_children_that_exceed_their_parent_have_a_negative_residual() -> None:
     recording = one_cycle(("target.metadata", HOST, 0, 2), ("target.metadata.gdn", HOST, 0, 3))
     assert row(recording, "target.metadata").residual == -0.5

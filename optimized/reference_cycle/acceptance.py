@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from optimized.reference_cycle.settings import Settings
 from spantrace.errors import SpantraceError
+
+GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,18 @@ class Forced:
 
     tokens: Sequence[Sequence[int]]
     lengths: Sequence[int]
+
+
+def lengths_at(rates: Sequence[float], seed: int, count: int = 1000) -> list[int]:
+    """Lengths for `Forced` at which the share rates[j] of them, in any stretch of them, reaches past draft j.
+
+    Multiples of the golden ratio spread evenly however few are taken; the seed tells where they start.
+    """
+    if any(later > rate for rate, later in pairwise(rates)):
+        raise SpantraceError(f"acceptance cannot grow from one position to the next: {', '.join(map(str, rates))}")
+    start = Random(seed).random()
+    points = ((start + index * GOLDEN) % 1.0 for index in range(count))
+    return [sum(rate > point for rate in rates) for point in points]
 
 
 class Proposals:

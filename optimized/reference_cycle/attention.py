@@ -71,10 +71,12 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sinks: T
     mask [B, T, N] is true where a query sees a key; sinks [heads] are logits that take a share and give nothing.
     """
     q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
-    if sinks is None:
-        seen = mask.unsqueeze(1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
     group = q.shape[1] // k.shape[1]
+    if sinks is None:
+        # A GPU's fused kernels take a mask or groups of heads, not both: the heads of a group become rows of one head.
+        rows = q.unflatten(1, (-1, group)).flatten(2, 3)
+        seen = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask.repeat(1, group, 1).unsqueeze(1))
+        return seen.unflatten(2, (group, -1)).flatten(1, 2).transpose(1, 2)
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
     scores = scores.masked_fill(~mask.unsqueeze(1), float("-inf"))

@@ -99,6 +99,10 @@ class Cycle:
             self.scheduler.add(request)
         return requests
 
+    def verify_from(self, source: Continuation | Forced | None) -> None:
+        """Take the tokens to verify from `source`, None being the drafter, for requests that are added from now on."""
+        self.proposals = Proposals(self.settings, source)
+
     def forget_graphs(self) -> None:
         """Capture CUDA graphs anew, as is needed after a method was replaced."""
         self.target.forget_graphs()

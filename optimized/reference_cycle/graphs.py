@@ -32,6 +32,11 @@ class Pass(Generic[Result]):
         self._graph.replay()
         return self._result
 
+    @property
+    def replayed(self) -> bool:
+        """Whether a graph was captured, so that the next call replays it."""
+        return self._graph is not None
+
     def forget(self) -> None:
         """Drop the graph: the next call captures what the code then is."""
         self._graph = self._result = None

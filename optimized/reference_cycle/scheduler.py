@@ -51,12 +51,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one step gave: new tokens by request index, (drafted, accepted) of each drafting request, who finished."""
+    """What one step gave: new tokens by request index, (drafted, accepted) of each drafting request, who finished.
+
+    `prefilled` of its requests were new: a step without any only decoded.
+    """
 
     step: int
     tokens: dict[int, list[int]]
     acceptance: list[tuple[int, int]]
     finished: list[Request]
+    prefilled: int
 
 
 class Scheduler:
@@ -115,7 +119,12 @@ class Scheduler:
             if request.done:
                 finished.append(request)
                 self._release(request)
-        return Progress(plan.step, tokens, acceptance, finished)
+        return Progress(plan.step, tokens, acceptance, finished, len(plan.admitted))
+
+    def abort(self) -> None:
+        """Let go of every request in flight, whatever it has produced."""
+        for request in list(self.running()):
+            self._release(request)
 
     def _admit(self) -> Iterator[Request]:
         while self._waiting and None in self._rows:

@@ -141,6 +141,10 @@ class Target:
         """Run the prepared rows; the outputs are overwritten by the next call."""
         return self._verifying()[1]()
 
+    def replayed(self) -> bool:
+        """Whether its passes replay CUDA graphs."""
+        return any(run.replayed for _, run in self._passes.values())
+
     def commit_states(self, states: list[States], slots: Tensor, counts: Tensor) -> None:
         """Keep every state layer's states after the last accepted token; slots and counts int64 [B]."""
         for layer, after in zip(self.state_layers, states, strict=True):
@@ -173,16 +177,25 @@ class Target:
         for _, run in self._passes.values():
             run.forget()
 
+    def prepared(self) -> dict[int, Rows]:
+        """The input buffers of the verifying passes made so far, by their rows a request."""
+        return {count: rows for count, (rows, _) in self._passes.items()}
+
+    def release(self, rows: int) -> None:
+        """Drop the buffers and the graph for `rows` rows a request."""
+        self._passes.pop(rows, None)
+
+    def verify(self, rows: Rows) -> TargetOutput:
+        """The pass itself over prepared rows, which `forward` runs as a graph where there is a GPU."""
+        hidden, taps, states = self._layers(rows)
+        return TargetOutput(self.logits(hidden), taps, states)
+
     def _verifying(self) -> tuple[Rows, Pass[TargetOutput]]:
         count = self.rows_per_request()
         if count not in self._passes:
             rows = Rows.empty(self.settings, count)
-            self._passes[count] = rows, Pass(lambda: self._verify(rows), self.settings.device)
+            self._passes[count] = rows, Pass(lambda: self.verify(rows), self.settings.device)
         return self._passes[count]
-
-    def _verify(self, rows: Rows) -> TargetOutput:
-        hidden, taps, states = self._layers(rows)
-        return TargetOutput(self.logits(hidden), taps, states)
 
     def _layers(self, rows: Rows) -> tuple[Tensor, Tensor, list[States]]:
         """The stream after the last layer, the taps, and the states after every token."""

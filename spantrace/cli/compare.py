@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
     from analyzers.compare import Comparison, SpanDelta
     from spantrace.recording import Recording
+    from spantrace.switched import Switched
     from spantrace.tables import Cell, Document, Fact, Headline, Row, Table
 
 _LONGEST_NAME = 12
+_NAMED, _NOTABLE = 3, 0.02
+"""How many spans the headline names, and the share of the cycle's change that each must have."""
 
 
 @click.command("compare")
@@ -67,12 +70,17 @@ def comparison_document(
 ) -> Document:
     """The comparison as people read it; `files` is what `names` stand for."""
     from analyzers.trust import trust
-    from spantrace.cli.wording import DOUBT_STYLES
+    from spantrace.cli.wording import DOUBT_STYLES, optimization_facts
     from spantrace.tables import Document, Fact
 
     labels = [file if file == name else f"{name} = {file}" for name, file in zip(names, files, strict=True)]
     counts = f"{found.cycles[0]:,} + {found.cycles[1]:,} steady cycles, {found.runs[0]} + {found.runs[1]} runs"
     heading = ((" -> ".join(labels), f"treatment: {_treatment(found, sides)}"), (counts,))
+    on = [
+        fact
+        for name, side in zip(names, sides, strict=True)
+        for fact in optimization_facts(side[0].header, f"on in {name}")
+    ]
     doubts = [
         Fact(f"doubt of {name}", (doubt.text,), DOUBT_STYLES[doubt.refuse])
         for name, side in zip(names, sides, strict=True)
@@ -85,22 +93,24 @@ def comparison_document(
         heading,
         _headline(found, names),
         _table(found, names),
-        (*_notes(found), *doubts),
-        {**data, "differences": found.differences, "rows": found.rows},
+        (*on, *_notes(found), *doubts),
+        {**data, "differences": found.differences, "optimizations": _on(sides), "rows": found.rows},
     )
 
 
 def _treatment(found: Comparison, sides: list[list[Recording]]) -> str:
-    """What distinguishes B: optimizations with their counts, and differing configuration keys."""
-    applied = [{one.get("id"): one for one in side[0].header.get("optimizations") or []} for side in sides]
-    parts = [
-        f"{'+' if sign else '-'}{name} ({one.get('hits') or 0:,} hits, {one.get('fallbacks') or 0:,} fallbacks)"
-        for sign in (0, 1)
-        for name, one in applied[sign].items()
-        if name not in applied[1 - sign]
-    ]
+    """What distinguishes B: optimizations and differing configuration keys."""
+    on = [[one.id for one in optimizations] for optimizations in _on(sides)]
+    parts = [f"-{name}" for name in on[0] if name not in on[1]] + [f"+{name}" for name in on[1] if name not in on[0]]
     parts += [f"{one.key} {one.a} -> {one.b}" for one in found.differences]
     return ", ".join(parts) or "none (A/A)"
+
+
+def _on(sides: list[list[Recording]]) -> list[tuple[Switched, ...]]:
+    """The optimizations of each side, by its first run."""
+    from spantrace.switched import switched
+
+    return [switched(side[0].header) for side in sides]
 
 
 def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
@@ -119,7 +129,29 @@ def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
     if not cycle.shown:
         return Headline("CYCLE ~", (f"No difference is shown: {took} ({bounds}).",), "bold")
     style = "bold green" if cycle.delta < 0 else "bold red"
-    return Headline(f"CYCLE {signed_percent(cycle.delta)}", (f"{took} ({bounds}).",), style)
+    sentences = (f"{took} ({bounds}).", *_where(found))
+    return Headline(f"CYCLE {signed_percent(cycle.delta)}", sentences, style)
+
+
+def _where(found: Comparison) -> list[str]:
+    """The working spans without parts that moved the most milliseconds in the cycle's direction."""
+    from spantrace.spans import PARENT, WAITS
+    from spantrace.tables import number
+
+    moved = {row: row.b.value - row.a.value for row in found.rows if row.a and row.b and row.shown}
+    cycle, *rows = moved
+    apart = {PARENT[row.name] for row in rows} | WAITS | {"cycle"}
+    notable = [row for row in rows if row.name not in apart and moved[row] / moved[cycle] >= _NOTABLE]
+    most = sorted(notable, key=lambda row: abs(moved[row]), reverse=True)[:_NAMED]
+    sign = "-" if moved[cycle] < 0 else "+"
+    named = [f"{_label(row)} {sign}{number(abs(moved[row]))} ms" for row in most]
+    return [f"Mostly {', '.join(named)}."] if named else []
+
+
+def _label(row: SpanDelta) -> str:
+    from spantrace.spans import Track
+
+    return f"GPU {row.name}" if row.track is Track.GPU else row.name
 
 
 def _notes(found: Comparison) -> list[Fact]:
@@ -158,7 +190,6 @@ def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
     from spantrace.spans import PARENT, Track
     from spantrace.tables import Row, signed_percent
 
-    gpu = row.track is Track.GPU
     cells: dict[str, Cell] = {"span": row.name, "track": row.track.name.lower(), "p": row.p, "absent": row.absent}
     cells |= {"delta": row.delta, "delta_low": row.low, "delta_high": row.high}
     cells |= {f"{side}_median_ms": None if one is None else one.value for side, one in (("a", row.a), ("b", row.b))}
@@ -168,8 +199,8 @@ def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
         cells |= {"shown": signed_percent(row.delta) if row.shown else "~"}
         cells |= {"interval": _interval(row) if row.low is not None else "-"}
     name = row.name.removeprefix(f"{PARENT[row.name]}.")
-    label = f"GPU {row.name}" if gpu else "  " * row.depth + name
-    return Row(cells, label, name=label if gpu else row.name)
+    label = _label(row) if row.track is Track.GPU else "  " * row.depth + name
+    return Row(cells, label, name=_label(row))
 
 
 def _interval(row: SpanDelta) -> str:

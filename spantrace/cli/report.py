@@ -73,7 +73,11 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
         wording.verdict(saturation),
         _table(table, gpu=saturation.gpu is not None),
-        (wording.speculation(earned, synthetic), *wording.trust_facts(trusted, created)),
+        (
+            wording.speculation(earned, synthetic),
+            *wording.optimization_facts(recording.header),
+            *wording.trust_facts(trusted, created),
+        ),
         {
             "header": recording.header,
             "kinds": sorted(kind.name.lower() for kind in kinds),

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from journals import rows_of  # noqa: E402
 from small_cycles import OUTPUT, SMALL, WITH_STATES, prompts_for, run, small  # noqa: E402
 
 from optimized.reference_cycle import bookkeeping, mla  # noqa: E402
@@ -241,8 +242,8 @@ def test_each_span_is_recorded_once_a_cycle_inside_its_parent(drafter: str) -> N
     patches.revert()
     assert patches.conflicts == []
     assert owned == {(site.owner, site.method): vars(site.owner).get(site.method) for site in sites}
-    rows = recorder.rows.drain()
-    by_span = {site.span: [row[2:] for row in rows if row[1] == index] for index, site in enumerate(sites)}
+    rows = rows_of(recorder)
+    by_span = {site.span: [row[1:] for row in rows if row[0] == index] for index, site in enumerate(sites)}
     for span, times in by_span.items():
         assert len(times) == 5, span
         if parent := PARENT[span]:
@@ -261,10 +262,8 @@ def test_what_no_span_covers_of_a_step_is_below_three_percent() -> None:
     for _ in range(12):
         cycle.step()
     patches.revert()
-    rows = recorder.rows.drain()
-    length = {
-        site.span: [end - start for _, row, start, end in rows if row == index] for index, site in enumerate(sites)
-    }
+    rows = rows_of(recorder)
+    length = {site.span: [end - start for row, start, end in rows if row == index] for index, site in enumerate(sites)}
     direct = [length[site.span] for site in sites if PARENT[site.span] == "cycle"]
     left = [1 - sum(parts) / whole for whole, *parts in zip(length["cycle"], *direct, strict=True)]
     assert median(left) < 0.03

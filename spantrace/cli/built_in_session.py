@@ -1,0 +1,84 @@
+"""One recording of the built-in cycle in its own process: a server's recorder, and the frames that a server sends."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import optimized
+from optimized.reference_cycle.cycle import Cycle
+from optimized.reference_cycle.facts import Facts
+from optimized.reference_cycle.instrument import instrument, span_sites
+from spantrace.frames import Frame
+from spantrace.journal import Journal
+from spantrace.recorder import Recorder, cost_of_a_span
+from spantrace.switched import KEY
+from spantrace.vllm_adapter.description import gpu_description
+from spantrace.vllm_adapter.session import make_gpu_clock
+
+DRAIN_S = 1.0
+"""How often rows go to the journal, between two cycles."""
+
+
+class Session:
+    """One recording: its frames go to the journal from the moment it is entered until `finish`."""
+
+    def __init__(self, cycle: Cycle, server: Frame, journal: Journal) -> None:
+        self._server, self._journal = server, journal
+        self._gpu = gpu_description() if cycle.settings.device == "cuda" else None
+        self._clock, self._event_ns = make_gpu_clock() if self._gpu else (None, None)
+        self._recorder = Recorder(gpu=self._clock)
+        sites = span_sites(cycle)
+        self._sites = [(site.span, None) for site in sites]
+        self._patches = instrument(sites, self._recorder, Facts(self._recorder))
+        self._drained = time.monotonic()
+        self._counts: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Session:
+        about = {"pid": os.getpid(), "role": "engine", "missing": [], "sites": self._sites}
+        calibration = {"host_span_ns": cost_of_a_span(), "gpu_event_ns": self._event_ns}
+        self._write({"type": "armed", "about": about, "calibration": calibration})
+        self._write({"type": "described", "server": self._server, "gpu": self._gpu})
+        self._patches.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._patches.revert()
+        if self._clock:
+            self._clock.end()
+        self._counts = optimized.counts()
+
+    def between_cycles(self) -> None:
+        """Once in a while hand the rows to the journal."""
+        if time.monotonic() - self._drained >= DRAIN_S:
+            self._drained = time.monotonic()
+            self._drain()
+            self._write({"type": "health", **self._state(optimized.counts())})
+
+    def finish(self, notes: list[str]) -> None:
+        """Journal the rest: rows, events that the GPU was not asked for yet, health, and what to doubt."""
+        if self._clock:
+            torch.cuda.synchronize()
+        self._drain()
+        for note in notes:
+            self._write({"type": "note", "text": note})
+        self._write({"type": "stopped", **self._state(self._counts)})
+        self._journal.write({"type": "end"})
+
+    def _drain(self) -> None:
+        while self._clock and self._clock.resolve():
+            pass
+        for frame in self._recorder.drain():
+            self._write(frame)
+
+    def _state(self, counts: list[dict[str, Any]]) -> Frame:
+        return {"sites": self._sites, "health": self._recorder.health(), KEY: counts}
+
+    def _write(self, frame: Frame) -> None:
+        self._journal.write({**frame, "process": 0})

@@ -1,0 +1,60 @@
+"""What a recording's header says of the optimizations that were on, the same for the built-in cycle and for servers.
+
+Under `KEY` lies a list of plain maps: id, hits, fallbacks, errors, and the reasons of the latter two with their counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "optimizations"
+
+
+@dataclass(frozen=True)
+class Switched:
+    """One optimization that was on: calls that it took, that fell back, and that failed and fell back.
+
+    `reasons` are those of the fallbacks and errors, the most frequent first.
+    """
+
+    id: str
+    hits: int
+    fallbacks: int
+    errors: int
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell about one that never fired; None where it did."""
+        if self.hits:
+            return None
+        if not (turned_away := self.fallbacks + self.errors):
+            return f"{self.id} was on and no call reached it"
+        because = f", most because {self.reasons[0][0]}" if self.reasons else ""
+        return f"{self.id} was on and never fired: {turned_away:,} calls fell back{because}"
+
+
+def switched(header: Mapping[str, Any]) -> tuple[Switched, ...]:
+    """The optimizations of a recording's header."""
+    return tuple(from_counts(one) for one in header.get(KEY) or [])
+
+
+def from_counts(one: Mapping[str, Any]) -> Switched:
+    """One optimization's entry in a header."""
+    reasons = Counter({str(reason): int(count) for reason, count in (one.get("reasons") or {}).items()})
+    hits, fallbacks, errors = (int(one.get(key) or 0) for key in ("hits", "fallbacks", "errors"))
+    return Switched(str(one.get("id")), hits, fallbacks, errors, tuple(reasons.most_common()))
+
+
+def summed(counts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of several processes as one an id."""
+    total: dict[str, dict[str, Any]] = {}
+    for one in counts:
+        so_far = total.setdefault(one["id"], {"id": one["id"], "hits": 0, "fallbacks": 0, "errors": 0, "reasons": {}})
+        for name in ("hits", "fallbacks", "errors"):
+            so_far[name] += one[name]
+        so_far["reasons"] = dict(Counter(so_far["reasons"]) + Counter(one["reasons"]))
+    return list(total.values())
