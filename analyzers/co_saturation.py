@@ -18,6 +18,7 @@ from analyzers.per_cycle import (
     intervals,
     periods,
     processes_of,
+    timed_cycles,
     work,
 )
 from analyzers.statistics import Cost, cost
@@ -99,7 +100,8 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
     period = (high - low).astype(np.float64)
 
     def priced(values: Floats) -> Cost:
-        found = cost(values, period)
+        known = ~np.isnan(values)
+        found = cost(values[known], period[known])
         assert found is not None
         return found
 
@@ -131,13 +133,18 @@ def windows(recording: Recording, kinds: frozenset[Kind]) -> tuple[Ints, Ints, I
 
 
 def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Floats | None:
-    """Time in GPU spans per known cycle, ns; NaN where none of its events was read, None without a GPU track."""
+    """Time in GPU spans per known cycle, ns; NaN where that is not known whole, None without a GPU track.
+
+    A cycle's period holds GPU work of its neighbours too, so that they must have been timed as well.
+    """
     gpu = recording.spans.track == Track.GPU
     low, _, high = windows(recording, kinds)
     if not gpu.any():
         return None
     busy = Union(*intervals(recording, gpu)).within(low, high)
-    return np.where(busy > 0, busy, np.nan)
+    timed = timed_cycles(recording)
+    whole = timed & np.append(True, timed[:-1]) & np.append(timed[1:], True)
+    return np.where((busy > 0) & whole[known_cycles(recording, kinds)], busy, np.nan)
 
 
 def _host(recording: Recording, low: Ints, inside: Ints, high: Ints) -> dict[str, Floats]:

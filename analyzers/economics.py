@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.per_cycle import STEADY, PerCycle, chosen_cycles, measure, periods
-from analyzers.statistics import cost
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
@@ -129,6 +128,6 @@ def _baseline_ms(recording: Recording, baseline: Recording, kinds: frozenset[Kin
 
 
 def _drafter(cycle: PerCycle) -> tuple[float | None, float | None]:
-    found = [cost(cycle.of("draft.propose", track), cycle.period) for track in (Track.HOST, Track.GPU)]
+    found = [cycle.cost("draft.propose", track) for track in (Track.HOST, Track.GPU)]
     host, gpu = (None if one is None else one.share for one in found)
     return host, gpu

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
 from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
@@ -14,33 +15,49 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 OWN_THREAD = frozenset({"output.emit"})
-"""Spans of a thread beside the engine's: shown, but no part of the cycle's host work."""
+"""Spans that a server has on a thread beside the engine's: shown there, but no part of the cycle's host work."""
 STEADY = frozenset({Kind.STEADY})
 
 
 @dataclass(frozen=True)
 class PerCycle:
-    """Values of the n chosen cycles: `period` [n] in ns, `total` (ns) and `calls` [names, 2, n].
+    """Values of the n chosen cycles: `period` [n] in ns, `timed` [n], `total` (ns) and `calls` [names, 2, n].
 
-    `total` is NaN where a cycle has no such row.
+    `total` is NaN where a cycle has no such row, `timed` says which cycles have any of the GPU; `beside` are the
+    spans on a thread of their own.
     A GPU parent without rows of its own is the hull of its children, idle gaps between them included.
     """
 
     chosen: Mask
     period: Floats
+    timed: Mask
     total: Floats
     calls: Ints
+    beside: frozenset[str]
 
     def of(self, name: str, track: Track = Track.HOST) -> Floats:
         """Nanoseconds in `name` per cycle [n], NaN where absent."""
         values: Floats = self.total[SPAN_ID[name], track]
         return values
 
+    def cost(self, name: str, track: Track) -> Cost | None:
+        """What a span costs, of all cycles or, on the GPU, of those that were timed there; None if none has it."""
+        among = self.timed if track is Track.GPU else np.ones(len(self.period), dtype=bool)
+        return cost(self.of(name, track)[among], self.period[among])
+
 
 def chosen_cycles(recording: Recording, kinds: frozenset[Kind]) -> Mask:
     """Which cycles are of one of `kinds`, [cycles]."""
     wanted = np.array([kind in kinds for kind in Kind])
     found: Mask = wanted[recording.cycles.kind]
+    return found
+
+
+def timed_cycles(recording: Recording) -> Mask:
+    """Which cycles have GPU rows, [cycles]: a recorder may time some only."""
+    spans = recording.spans
+    count = np.bincount(spans.cycle[spans.track == Track.GPU], minlength=len(recording.cycles))
+    found: Mask = count > 0
     return found
 
 
@@ -70,7 +87,9 @@ def measure(recording: Recording, kinds: frozenset[Kind] = STEADY) -> PerCycle:
     total[calls == 0] = np.nan
     _add_hulls(recording, total)
     chosen = chosen_cycles(recording, kinds)
-    return PerCycle(chosen, periods(recording)[chosen], total[:, :, chosen], calls[:, :, chosen].astype(np.int64))
+    calls = calls[:, :, chosen].astype(np.int64)
+    period, timed = periods(recording)[chosen], timed_cycles(recording)[chosen]
+    return PerCycle(chosen, period, timed, total[:, :, chosen], calls, beside(recording))
 
 
 def _add_hulls(recording: Recording, total: Floats) -> None:
@@ -90,10 +109,18 @@ def _add_hulls(recording: Recording, total: Floats) -> None:
         np.copyto(own, (last - first).astype(np.float64), where=np.isnan(own) & (last > first))
 
 
+def beside(recording: Recording) -> frozenset[str]:
+    """The spans of `OWN_THREAD`, less those that share the cycle's lane, as in the built-in cycle."""
+    spans = recording.spans
+    on_host = spans.track == Track.HOST
+    lanes = {name: spans.lane[on_host & (spans.name == SPAN_ID[name])] for name in (*OWN_THREAD, "cycle")}
+    return frozenset(name for name in OWN_THREAD if not np.isin(lanes[name], lanes["cycle"]).any())
+
+
 def host_rows(recording: Recording, *, waits: bool) -> Mask:
     """Which rows are host work of the cycle and, with `waits`, its waits too, [spans]; other threads' are neither."""
-    beside = OWN_THREAD | {"cycle"} | (frozenset() if waits else WAITS)
-    wanted = np.array([name not in beside for name in SPAN_NAMES])
+    apart = beside(recording) | {"cycle"} | (frozenset() if waits else WAITS)
+    wanted = np.array([name not in apart for name in SPAN_NAMES])
     found: Mask = (recording.spans.track == Track.HOST) & wanted[recording.spans.name]
     return found
 

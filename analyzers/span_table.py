@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.co_saturation import CoSaturation, co_saturation
-from analyzers.per_cycle import OWN_THREAD, STEADY, PerCycle, measure
-from analyzers.statistics import Cost, cost
+from analyzers.per_cycle import STEADY, PerCycle, measure
+from analyzers.statistics import Cost
 from spantrace.recording import Recording
 from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
@@ -72,11 +72,11 @@ def depth(name: str) -> int:
 
 
 def _span_row(cycle: PerCycle, name: str) -> SpanRow | None:
-    host, gpu = (cost(cycle.of(name, track), cycle.period) for track in (Track.HOST, Track.GPU))
+    host, gpu = (cycle.cost(name, track) for track in (Track.HOST, Track.GPU))
     if host is None and gpu is None:
         return None
     calls = float(cycle.calls[SPAN_ID[name]].max(axis=0).mean())
-    return SpanRow(name, depth(name), host, gpu, calls, name in WAITS, name in OWN_THREAD, _residual(cycle, name))
+    return SpanRow(name, depth(name), host, gpu, calls, name in WAITS, name in cycle.beside, _residual(cycle, name))
 
 
 def _residual(cycle: PerCycle, name: str) -> float | None:

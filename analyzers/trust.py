@@ -11,6 +11,7 @@ from analyzers.per_cycle import STEADY, chosen_cycles
 from analyzers.span_table import SpanTable, span_table
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
+from spantrace.switched import switched
 
 COST_BUDGET = 0.015
 """Own cost above this share of the period spoils the figures."""
@@ -33,10 +34,12 @@ class Doubt:
 class Trust:
     """`residual` is the cycle's share in no span, `residuals` that of every other parent.
 
+    `gpu_cycles` counts the cycles whose GPU side is known, None without one.
     `own_cost_us` is microseconds of host time per cycle, `own_cost_share` its part of the period; None uncalibrated.
     """
 
     cycles: int
+    gpu_cycles: int | None
     lost: int
     hook_errors: int
     missing: tuple[str, ...]
@@ -64,8 +67,10 @@ def trust(recording: Recording, kinds: frozenset[Kind] = STEADY, table: SpanTabl
     lost = sum(int(process.get("lost") or 0) for process in processes)
     errors = sum(int(process.get("hook_errors") or 0) for process in processes)
     residual = None if cycle is None else cycle.residual
+    busy = gpu_busy(recording, kinds)
     return Trust(
         cycles=table.cycles,
+        gpu_cycles=None if busy is None else int(np.sum(~np.isnan(busy))),
         lost=lost,
         hook_errors=errors,
         missing=tuple(sorted({name for process in processes for name in process.get("missing") or []})),
@@ -141,7 +146,8 @@ def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
     """Cycles without GPU times, and spans for which there was no room for an event."""
     busy = gpu_busy(recording, kinds)
     found = []
-    if busy is not None and (missing := int(np.isnan(busy).sum())):
+    every = (recording.header.get("options") or {}).get("gpu_every") or 1
+    if busy is not None and every == 1 and (missing := int(np.isnan(busy).sum())):
         found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles are missing"))
     processes = recording.header.get("processes") or []
     if busy is None and any(process.get("gpu_records") for process in processes):
@@ -157,7 +163,5 @@ def _surroundings(recording: Recording) -> list[Doubt]:
     others = (recording.header.get("gpu") or {}).get("other_processes") or []
     if others:
         found.append(Doubt(f"{len(others)} other process{'es' * (len(others) > 1)} used the GPU"))
-    for optimization in recording.header.get("optimizations") or []:
-        if not optimization.get("hits"):
-            found.append(Doubt(f"optimization {optimization.get('id')} was on and never hit"))
+    found += [Doubt(one.warning) for one in switched(recording.header) if one.warning]
     return found

@@ -78,6 +78,16 @@ class Capture:
                 self._give_up(until.idle)
                 return
 
+    def pause(self) -> None:
+        """Take every process's hooks out of force; what is under way then is in no complete cycle."""
+        for index in reversed(range(len(self._connections))):
+            self._ask(index, "pause", "paused")
+
+    def resume(self) -> None:
+        """Put the hooks into force again."""
+        for index in range(len(self._connections)):
+            self._ask(index, "resume", "resumed")
+
     def stop(self) -> bool:
         """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""
         complete = True
@@ -99,7 +109,7 @@ class Capture:
         if answer.get("type") != "armed":
             raise SpantraceError(f"process {pid}: {answer.get('why', 'it refused to record')}")
         about: Frame = {"pid": pid, "role": role}
-        about |= {name: answer[name] for name in ("missing", "sites", "graphs") if name in answer}
+        about |= {name: answer[name] for name in ("missing", "sites", "graphs", "refused") if name in answer}
         self._keep(index, {"type": "armed", "about": about, "calibration": answer.get("calibration", {})})
 
     def _done(self, until: Until, started: float) -> bool:
@@ -147,6 +157,18 @@ class Capture:
         except (OSError, EOFError, ValueError) as error:
             return self._lose(index, error)
         return self._lose(index, TimeoutError(f"no answer within {STOP_TIMEOUT_S:g} s"))
+
+    def _ask(self, index: int, request: str, answer: str) -> None:
+        """Send a request and journal what comes up to its answer; SpantraceError where none comes."""
+        connection = self._connections[index]
+        try:
+            connection.send({"type": request})
+            while (frame := connection.receive(STOP_TIMEOUT_S)) is not None and frame.get("type") != answer:
+                self._keep(index, frame)
+        except (OSError, EOFError, ValueError) as error:
+            raise SpantraceError(f"a process broke off instead of being {answer}: {error}") from error
+        if frame is None:
+            raise SpantraceError(f"a process was not {answer} within {STOP_TIMEOUT_S:g} s")
 
     def _lose(self, index: int, error: Exception) -> bool:
         """Let a process go that broke off; the first one's reason is noted."""

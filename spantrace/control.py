@@ -66,9 +66,9 @@ class Connection:
         """The socket's descriptor, for select()."""
         return self._socket.fileno()
 
-    def send(self, frame: Frame) -> None:
-        """Send one frame; OSError where the peer is gone or does not read."""
-        self._socket.sendall(encode(frame))
+    def send(self, *frames: Frame) -> None:
+        """Send frames in one call; OSError where the peer is gone or does not read."""
+        self._socket.sendall(b"".join(map(encode, frames)))
 
     def receive(self, timeout: float) -> Frame | None:
         """The next frame, or None after `timeout` seconds; EOFError when the peer has closed, ValueError on garbage."""

@@ -3,6 +3,9 @@
 A mark is an event on the stream that the worker launches to. A span that directly follows another on the stream
 opens with that one's closing mark. Marks are numbered without end and kept in a fixed pool; what the pool or the
 budget of a cycle has no room for is counted, never waited for.
+
+Recording an event costs the host a few microseconds, so that a clock can leave out cycles. It times runs of them,
+since the GPU may still work on one cycle while the host is in the next.
 """
 
 from __future__ import annotations
@@ -11,8 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from spantrace.wrapping import Flag
+
 BUDGET = 10
-"""Event records a cycle; nothing is recorded before the first cycle, so never into a graph under capture at start."""
+"""Event records in a timed cycle; none comes before the first cycle, so none into a graph under capture at start."""
+RUN = 8
+"""Cycles that are timed one after another."""
 ANCHOR_MS = 1000.0
 """elapsed_time() is a float32 of milliseconds: past about a second its grain exceeds the event's own."""
 
@@ -31,10 +38,21 @@ class TimingEvent(Protocol):
 
 
 class GpuClock:
-    """Marks on one stream, which `stream()` looks up once; `pool` holds two or more events."""
+    """Marks on one stream, which `stream()` looks up once, in one of `every` runs of cycles.
 
-    def __init__(self, pool: list[Any], stream: Callable[[], Any]) -> None:
-        self._find_stream = stream
+    `pool` holds two events or more. `record(event, stream)` records an event; by default that is the event's own
+    method. `timing` is raised in the cycles that are timed.
+    """
+
+    def __init__(
+        self,
+        pool: list[Any],
+        stream: Callable[[], Any],
+        record: Callable[[Any, Any], object] | None = None,
+        every: int = 1,
+    ) -> None:
+        self._find_stream, self._every = stream, every
+        self._record = record or type(pool[0]).record
         self._pool: list[TimingEvent]
         *self._pool, self._spare = pool
         self._size = len(self._pool)
@@ -45,23 +63,30 @@ class GpuClock:
         self._marks = self._read = self._limit = self._cycle_began = 0
         self._spans: deque[tuple[int, int, int, int, int]] = deque()
         self._dead = False
+        self.timing = Flag()
         self.cycles = 0
         self.skipped = 0
         self.errors = 0
         self.first_error = ""
 
     def new_cycle(self) -> None:
-        """Grant the next cycle its budget of event records; called on the worker's thread."""
+        """Begin a cycle and, where it is one to be timed, grant it its budget; called on the worker's thread."""
+        due = not self.cycles // RUN % self._every
+        self.cycles += 1
+        self.timing.clear()
+        if self._dead or not due:
+            return
         if self._stream is None:
             self._stream = self._find_stream()
         self._cycle_began = self._marks
-        self._limit = 0 if self._dead else min(self._marks + BUDGET, self._read + self._size)
-        self.cycles += 1
+        self._limit = min(self._marks + BUDGET, self._read + self._size)
+        self.timing.append(True)
 
     def end(self) -> None:
         """Record no more events, also from a wrapper that is still blocked in its call."""
         self._dead = True
         self._limit = 0
+        self.timing.clear()
 
     def open(self) -> int:
         """The mark at which a span begins; -1 where there is no room for one."""
@@ -70,7 +95,7 @@ class GpuClock:
             self.skipped += 1
             return -1
         try:
-            self._pool[mark % self._size].record(self._stream)
+            self._record(self._pool[mark % self._size], self._stream)
         except Exception as error:
             self._failed(error)
             return -1

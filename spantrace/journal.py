@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from spantrace.errors import SpantraceError
-from spantrace.frames import Frame, encode
+from spantrace.frames import Frame, encode, packed
 from spantrace.loading import load
 from spantrace.recording import MAGIC, SCHEMA, Header, Recording
 
@@ -31,8 +31,11 @@ class Journal:
         self.write({"type": MAGIC, "schema": SCHEMA, "header": {**header, "journal": True}})
 
     def write(self, frame: Frame) -> None:
-        """Append one frame whole, or leave the file as it was and raise SpantraceError."""
-        data = encode(frame)
+        """Append one frame whole, its rows packed, or leave the file as it was and raise SpantraceError.
+
+        ValueError where the frame's rows are damaged.
+        """
+        data = encode(packed(frame))
         try:
             if self._file.write(data) != len(data):
                 raise OSError(0, "no space left")

@@ -1,13 +1,30 @@
-"""Replace attributes of live classes and modules all-or-nothing, and put the very objects back."""
+"""Replace attributes of live classes and modules, or functions' code, all-or-nothing, and put the very objects back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Protocol
 
 Function = Callable[..., Any]
 _ABSENT = object()
+_DECORATORS = frozenset({"contextlib", "torch.utils._contextlib"})
+"""Modules whose decorators run the function that they wrap at every call, whatever it becomes."""
+
+
+class Change(Protocol):
+    """Something that is put into force and taken back."""
+
+    @property
+    def label(self) -> str:
+        """What is changed, for messages."""
+
+    def install(self) -> None:
+        """Put it into force."""
+
+    def revert(self) -> bool:
+        """Take it back; False, and nothing done, where somebody changed the same on top."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +35,11 @@ class Patch:
     name: str
     original: object
     replacement: object
+
+    @property
+    def label(self) -> str:
+        """The owner's and the attribute's name."""
+        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
 
     def install(self) -> None:
         """Set the replacement; a class attribute takes effect at the next call."""
@@ -32,6 +54,48 @@ class Patch:
         else:
             setattr(self.owner, self.name, self.original)
         return True
+
+
+@dataclass(frozen=True)
+class CodePatch:
+    """`function` runs `replacement` in the place of `original`, its own code, from its next call on.
+
+    No attribute is set, so the class keeps its version and the interpreter its specialised code: setting one makes
+    CPython run every attribute access on that class's objects unspecialised for 53 to 88 executions.
+    """
+
+    function: FunctionType
+    original: CodeType
+    replacement: CodeType
+
+    @property
+    def label(self) -> str:
+        """The function's name."""
+        return self.function.__qualname__
+
+    def install(self) -> None:
+        """Give the function the other code."""
+        self.function.__code__ = self.replacement
+
+    def revert(self) -> bool:
+        """Give the function its own code again; False, and nothing done, where somebody gave it another since."""
+        if self.function.__code__ is not self.replacement:
+            return False
+        self.function.__code__ = self.original
+        return True
+
+
+def own_function(owner: Any, name: str) -> FunctionType | None:
+    """The plain function that a class's body defines as `name`, under torch's context decorators if there are any.
+
+    None where the attribute is inherited, shared, or anything else than that: then only the attribute can be set.
+    """
+    found = vars(owner).get(name) if isinstance(owner, type) else None
+    while isinstance(found, FunctionType) and found.__globals__.get("__name__") in _DECORATORS:
+        found = getattr(found, "__wrapped__", None)
+    if not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
+        return None
+    return found if found.__qualname__ == f"{owner.__qualname__}.{name}" else None
 
 
 def plan(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Patch:
@@ -58,34 +122,33 @@ def _inherited(owner: Any, name: str) -> object:
 
 
 class PatchSet:
-    """Patches that are installed together and taken back in reverse order."""
+    """Changes that are installed together and taken back in reverse order, as often as one likes."""
 
     def __init__(self) -> None:
-        self._planned: list[Patch] = []
-        self._installed: list[Patch] = []
+        self._planned: list[Change] = []
+        self._installed: list[Change] = []
         self.conflicts: list[str] = []
 
-    def add(self, patch: Patch) -> None:
-        """Plan one more patch; a set that is in force takes it on at once."""
+    def add(self, change: Change) -> None:
+        """Plan one more change; a set that is in force takes it on at once."""
         if self._installed:
-            patch.install()
-            self._installed.append(patch)
-        else:
-            self._planned.append(patch)
+            change.install()
+            self._installed.append(change)
+        self._planned.append(change)
 
     def install(self) -> None:
-        """Install every planned patch, or none: a failure reverts those already in and is raised."""
+        """Install every planned change, or none: a failure reverts those already in and is raised."""
         try:
-            for patch in self._planned:
-                patch.install()
-                self._installed.append(patch)
+            for change in self._planned:
+                change.install()
+                self._installed.append(change)
         except Exception:
             self.revert()
             raise
 
     def revert(self) -> None:
-        """Put every original back in reverse order; what somebody patched over is named in `conflicts`."""
+        """Put every original back in reverse order; what somebody changed on top is named in `conflicts`."""
         while self._installed:
-            patch = self._installed.pop()
-            if not patch.revert():
-                self.conflicts.append(f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}")
+            change = self._installed.pop()
+            if not change.revert():
+                self.conflicts.append(change.label)

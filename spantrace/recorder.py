@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
+from types import CodeType, FunctionType
 from typing import Any
 
-from spantrace.frames import Frame, pack_rows
+from spantrace.frames import Frame, plain_rows
 from spantrace.gpu_clock import GpuClock
 from spantrace.ring import Ring, as_array
-from spantrace.wrapping import LANE_SHIFT, Function, Wiring, wrap
+from spantrace.wrapping import LANE_SHIFT, Flag, Function, Wiring, rewrite, wrap
 
 _MAIN = threading.main_thread().ident
 """The thread that runs an engine's or a worker's loop; its lane is 0."""
@@ -42,24 +44,31 @@ class Recorder:
     gpu: GpuClock | None = None
     nvtx: bool = False
     rows: Ring = field(default_factory=Ring)
-    facts: Ring = field(default_factory=lambda: Ring(1 << 15))
+    facts: Ring = field(default_factory=lambda: Ring(1 << 15, width=1))
     errors: int = 0
     first_error: str = ""
     _lanes: dict[int, int] = field(default_factory=dict)
 
     def wrap(self, function: Function, site: Site) -> Function:
         """A stand-in for `function` that records each call as `site` says."""
+        return wrap(function, self._wiring(site))
+
+    def rewrite(self, function: FunctionType, site: Site) -> CodeType:
+        """Code with which `function` records each of its own calls as `site` says."""
+        return rewrite(function, self._wiring(site))
+
+    def _wiring(self, site: Site) -> Wiring:
         push, pop = self._nvtx(site.name) if self.nvtx and site.row is not None else (None, None)
-        timed: dict[str, Function] = {}
+        timed: dict[str, Any] = {}
         if site.gpu and self.gpu:
-            timed = {"open": self.gpu.follow if site.follows else self.gpu.open, "close": self.gpu.close}
-        wiring = Wiring(
+            opening = self.gpu.follow if site.follows else self.gpu.open
+            timed = {"timing": self.gpu.timing, "open": opening, "close": self.gpu.close}
+        return Wiring(
             row=site.row,
-            append=self.rows.append,
-            number=self.rows.next_number,
+            put=self.rows.put,
             clock=time.perf_counter_ns,
             failed=self._probe_failed,
-            alive=[True],
+            alive=Flag([True]),
             before=site.before,
             after=site.after,
             push=push,
@@ -67,19 +76,17 @@ class Recorder:
             lane=self._lane if site.threaded else None,
             **timed,
         )
-        return wrap(function, wiring)
 
     def fact(self, *values: Any) -> None:
         """Keep one fact about a cycle: its kind, then plain numbers and lists of numbers."""
-        self.facts.next_number()
-        self.facts.append(values)
+        self.facts.put((values,))
 
     def failed(self, error: Exception) -> None:
         """Count an error of the instrumentation and remember the first."""
         self.errors += 1
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
-    def _probe_failed(self, error: Exception, alive: list[bool]) -> None:
+    def _probe_failed(self, error: Exception, alive: Flag) -> None:
         """Count a probe's failure and switch the probe off; a caller that lost this race counts once more."""
         alive.clear()
         self.failed(error)
@@ -87,11 +94,11 @@ class Recorder:
     def drain(self) -> Iterator[Frame]:
         """Take out what was recorded since the last call, as frames; called by one thread only."""
         if rows := self.rows.drain():
-            yield {"type": "rows", **pack_rows(as_array(rows)[:, 1:])}
+            yield {"type": "rows", **plain_rows(as_array(rows))}
         if facts := self.facts.drain():
             yield {"type": "facts", "facts": facts}
         if self.gpu and (spans := self.gpu.spans()):
-            yield {"type": "gpu", **pack_rows(as_array(spans, 5))}
+            yield {"type": "gpu", **plain_rows(as_array([*chain.from_iterable(spans)], 5))}
 
     def health(self) -> Frame:
         """Losses and errors so far."""

@@ -1,45 +1,45 @@
-"""A bounded, lock-free store of one recording's rows in one process: full, it drops the oldest and counts them."""
+"""A bounded, lock-free store of one recording's rows in one process: too full, it drops the oldest and counts them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import chain, count
+from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROW = 4
-"""Integers of one row: sequence number, site and lane, start and end in CLOCK_MONOTONIC nanoseconds."""
+ROW = 3
+"""Integers of one row: site and lane, start and end in CLOCK_MONOTONIC nanoseconds."""
 
 
 class Ring:
-    """Rows appended by any thread with one C call each, taken out by one draining thread."""
+    """Rows of `width` values, put in by any thread with one C call each and taken out by one draining thread.
 
-    def __init__(self, capacity: int = 1 << 16) -> None:
-        self._rows: deque[tuple[Any, ...]] = deque(maxlen=capacity)
-        self._issued = count()
-        self._received = 0
-        self.append: Callable[[tuple[Any, ...]], None] = self._rows.append
-        self.next_number: Callable[[], int] = self._issued.__next__
+    Rows lie flat, so that none is a tuple that Python's garbage collector would come to look at every few cycles.
+    The bound is kept when rows are taken out, so that putting one in need not number it: who stops draining for good
+    must stop what puts them in, as a session does whose client has gone.
+    """
 
-    def drain(self) -> list[tuple[Any, ...]]:
-        """Take out every row that is there now, oldest first."""
-        rows = [self._rows.popleft() for _ in range(len(self._rows))]
-        self._received += len(rows)
-        return rows
+    def __init__(self, capacity: int = 1 << 16, width: int = ROW) -> None:
+        self._values: deque[Any] = deque()
+        self._capacity, self._width = capacity, width
+        self._lost = 0
+        self.put: Callable[[tuple[Any, ...]], None] = self._values.extend
+
+    def drain(self) -> list[Any]:
+        """Take out the values of the newest rows up to the capacity, oldest first; the rows before them are lost."""
+        there = len(self._values)
+        excess = max(0, there - self._capacity * self._width)
+        self._lost += excess // self._width
+        return [*starmap(self._values.popleft, repeat((), there))][excess:]
 
     def lost(self) -> int:
-        """Count the rows overwritten so far; exact once nothing appends any more."""
-        return max(0, self.next_number_issued() - self._received - len(self._rows))
-
-    def next_number_issued(self) -> int:
-        """Tell how many rows were begun, without drawing a number."""
-        return int(self._issued.__reduce__()[1][0])
+        """Count the rows dropped so far."""
+        return self._lost
 
 
-def as_array(rows: list[tuple[Any, ...]], width: int = ROW) -> NDArray[np.int64]:
-    """Rows of `width` integers as an int64 array of shape [rows, width]."""
-    flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=len(rows) * width)
-    return flat.reshape(-1, width)
+def as_array(values: list[int], width: int = ROW) -> NDArray[np.int64]:
+    """The values of rows of `width` integers as an int64 array of shape [rows, width]."""
+    return np.fromiter(values, dtype=np.int64, count=len(values)).reshape(-1, width)

@@ -1,8 +1,9 @@
-"""Wrappers with the exact signature of what they wrap: two clock reads and one append around the call.
+"""Code that times a call, with the exact signature of the function it stands before: two clock reads and one row.
 
 A generic `*args, **kwargs` wrapper costs two to five times as much, so each wrapper's source is generated from the
-wrapped function's signature. A factory is compiled once per shape and closed over per recording, so
-that a wrapper blocked while its recording stops can only write into that recording's ring.
+wrapped function's signature. It is compiled once per shape; what one recording's wrapper calls is put among the
+code's constants, which lie together in memory where closure cells do not, and a wrapper that is blocked while its
+recording stops can only write into that recording's ring.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import CodeType, FunctionType
 from typing import Any
 
 Function = Callable[..., Any]
+LANE_SHIFT = 16
+
+
+class Flag(list[bool]):
+    """Raised while it holds anything; as cheap to test as a list, and hashable, as constants of code must be."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -21,19 +30,19 @@ class Wiring:
     """What one wrapper calls; None leaves that part out of the generated code.
 
     `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `failed(error, alive)` is told when
-    one of them raises and empties `alive`, which switches both off. `open()` and `close(row, start_ns, end_ns,
-    opened)` time the span on the GPU and `push()`/`pop()` are NVTX; none of these may raise. `lane()` gives the
-    calling thread's lane shifted left by `LANE_SHIFT`.
+    one of them raises and lowers `alive`, which switches both off. `open()` and `close(row, start_ns, end_ns,
+    opened)` time the span on the GPU while `timing` is raised, and `push()`/`pop()` are NVTX; none of these may
+    raise. `lane()` gives the calling thread's lane shifted left by `LANE_SHIFT`.
     """
 
     row: int | None
-    append: Function
-    number: Function
+    put: Function
     clock: Function
     failed: Function
-    alive: list[bool]
+    alive: Flag
     before: Function | None = None
     after: Function | None = None
+    timing: Flag | None = None
     open: Function | None = None
     close: Function | None = None
     push: Function | None = None
@@ -41,35 +50,60 @@ class Wiring:
     lane: Function | None = None
 
 
-LANE_SHIFT = 16
 _PARTS = tuple(field.name for field in fields(Wiring))
 
 
 def wrap(function: Function, wiring: Wiring) -> Function:
-    """A stand-in for `function` with its exact signature and metadata, wired as told."""
-    parameters, call, defaults = _signature_source(function)
-    source = _source(parameters, call, wiring)
-    factory = _factory(source, tuple(defaults))
-    wrapper: Function = factory(function, *(getattr(wiring, name) for name in _PARTS), *defaults.values())
+    """A stand-in for `function` with its exact signature, defaults and metadata, wired as told."""
+    parameters = list(inspect.signature(function).parameters.values())
+    wrapper = FunctionType(_code(function, parameters, wiring, 0), {}, getattr(function, "__name__", "wrapper"))
+    given = {one.name: one.default for one in parameters if one.default is not one.empty}
+    by_name = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    wrapper.__defaults__ = tuple(default for name, default in given.items() if name not in by_name)
+    wrapper.__kwdefaults__ = {name: default for name, default in given.items() if name in by_name}
     return functools.update_wrapper(wrapper, function)
 
 
+def rewrite(function: FunctionType, wiring: Wiring) -> CodeType:
+    """Code to run in the place of `function`'s own: it calls a copy of the function, wired as told.
+
+    It takes the same parameters, whose defaults stay the function's, and as many free variables, as Python demands.
+    """
+    code = function.__code__
+    copy = FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    plain = [one.replace(default=one.empty) for one in parameters]
+    own = _code(copy, plain, wiring, len(code.co_freevars))
+    return own.replace(
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def _code(original: Function, parameters: list[inspect.Parameter], wiring: Wiring, free: int) -> CodeType:
+    """The wrapper's code with everything it calls among its constants."""
+    constants = {f"{name}_": getattr(wiring, name) for name in _PARTS}
+    constants |= {"original_": original, "exception_": Exception}
+    code = _compiled(_source(*_signature(parameters), wiring, free))
+    filled = (constants.get(one, one) if isinstance(one, str) else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(filled))
+
+
 @functools.lru_cache(maxsize=1024)
-def _factory(source: str, defaults: tuple[str, ...]) -> Function:
-    closed = ", ".join(("original_", *(f"{name}_" for name in _PARTS), *defaults))
-    lines = [f"def factory({closed}):", *source.splitlines()]
+def _compiled(source: str) -> CodeType:
     scope: dict[str, Any] = {}
-    exec("\n    ".join([*lines, "return wrapper"]), scope)
-    return scope["factory"]  # type: ignore[no-any-return]
+    exec(source, scope)
+    wrapper: FunctionType = scope["outer"]()
+    return wrapper.__code__
 
 
-def _signature_source(function: Function) -> tuple[str, str, dict[str, Any]]:
-    """The parameters, the call's arguments, and the default objects by the name they are closed under."""
+def _signature(parameters: list[inspect.Parameter]) -> tuple[str, str]:
+    """The parameters as a definition lists them, without defaults, and as a call passes them on."""
     parts: list[str] = []
     call: list[str] = []
-    defaults: dict[str, Any] = {}
     seen_star = False
-    parameters = list(inspect.signature(function).parameters.values())
     for index, parameter in enumerate(parameters):
         name, kind = parameter.name, parameter.kind
         if kind is parameter.VAR_POSITIONAL or kind is parameter.VAR_KEYWORD:
@@ -81,46 +115,56 @@ def _signature_source(function: Function) -> tuple[str, str, dict[str, Any]]:
         if kind is parameter.KEYWORD_ONLY and not seen_star:
             parts.append("*")
             seen_star = True
-        text = name
-        if parameter.default is not parameter.empty:
-            defaults[f"default_{index}__"] = parameter.default
-            text = f"{name}=default_{index}__"
-        parts.append(text)
+        parts.append(name)
         call.append(f"{name}={name}" if kind is parameter.KEYWORD_ONLY else name)
         following = parameters[index + 1].kind if index + 1 < len(parameters) else None
         if kind is parameter.POSITIONAL_ONLY and following is not parameter.POSITIONAL_ONLY:
             parts.append("/")
-    return ", ".join(parts), ", ".join(call), defaults
+    return ", ".join(parts), ", ".join(call)
 
 
-def _source(parameters: str, call: str, wiring: Wiring) -> str:
-    row = "row_" if wiring.lane is None else "row_ + lane_()"
+def _source(parameters: str, call: str, wiring: Wiring, free: int) -> str:
+    """A function `outer` that returns the wrapper; "name_" stands for the constant that takes its place."""
+    names = [name for name in ("original", *_PARTS, "exception") if _used(name, wiring)]
+    row = "row__" if wiring.lane is None else "row__ + lane__()"
     returns = wiring.after is None
-    body = [f"def wrapper({parameters}):"]
-    body += _guarded(f"before_({call})") if wiring.before else []
-    body += ["    push_()"] if wiring.push else []
-    body += ["    opened__ = open_()"] if wiring.open else []
-    body += ["    start__ = clock_()", "    try:"]
-    body += [f"        {'return' if returns else 'result__ ='} original_({call})"]
-    body += ["    finally:"]
-    closing = ["        end__ = clock_()"] if wiring.close or wiring.pop else []
-    end = "end__" if closing else "clock_()"
+    body = [f'{name}__ = "{name}_"' for name in names]
+    body += _guarded(f"before__({call})") if wiring.before else []
+    body += ["push__()"] if wiring.push else []
+    body += ["opened__ = open__() if timing__ else -1"] if wiring.open else []
+    body += ["start__ = clock__()", "try:"]
+    body += [f"    {'return' if returns else 'result__ ='} original__({call})"]
+    body += ["finally:"]
+    closing = ["    end__ = clock__()"] if wiring.close or wiring.pop else []
     if wiring.row is not None:
-        closing += [f"        append_((number_(), {row}, start__, {end}))"]
-    closing += ["        close_(row_, start__, end__, opened__)"] if wiring.close else []
-    closing += ["        pop_()"] if wiring.pop else []
-    body += closing or ["        pass"]
+        closing += [f"    put__(({row}, start__, {'end__' if closing else 'clock__()'}))"]
+    closing += ["    if timing__:", "        close__(row__, start__, end__, opened__)"] if wiring.close else []
+    closing += ["    pop__()"] if wiring.pop else []
+    body += closing or ["    pass"]
     if not returns:
-        body += _guarded(f"after_(start__, result__{', ' + call if call else ''})")
-        body += ["    return result__"]
-    return "\n".join(body)
+        body += _guarded(f"after__(start__, result__{', ' + call if call else ''})")
+        body += ["return result__"]
+    unused = [f"free_{index}__" for index in range(free)]
+    kept = ["if 0:", f"    {', '.join(unused)}"] if free else []
+    lines = [f"    def wrapper({parameters}):", *(f"        {line}" for line in kept + body), "    return wrapper"]
+    return "\n".join([f"def outer({', '.join(f'{name}=None' for name in unused)}):", *lines])
+
+
+def _used(name: str, wiring: Wiring) -> bool:
+    """Whether the wrapper needs a local of this name."""
+    probed = wiring.before is not None or wiring.after is not None
+    if name in ("alive", "failed", "exception"):
+        return probed
+    if name == "put":
+        return wiring.row is not None
+    return name in ("original", "clock") or getattr(wiring, name) is not None
 
 
 def _guarded(call: str) -> list[str]:
     return [
-        "    if alive_:",
-        "        try:",
-        f"            {call}",
-        "        except Exception as error__:",
-        "            failed_(error__, alive_)",
+        "if alive__:",
+        "    try:",
+        f"        {call}",
+        "    except exception__ as error__:",
+        "        failed__(error__, alive__)",
     ]

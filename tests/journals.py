@@ -12,7 +12,9 @@ from spantrace.frames import Frame, pack_rows
 from spantrace.header import complete_header
 from spantrace.joining import join
 from spantrace.journal import Journal
+from spantrace.recorder import Recorder
 from spantrace.recording import Recording
+from spantrace.ring import as_array
 from spantrace.spans import GraphMode
 from spantrace.wrapping import LANE_SHIFT
 
@@ -32,6 +34,7 @@ class Played:
         self.facts: list[tuple[Any, ...]] = []
         self.threads: dict[str, str] = {}
         self.graphs: dict[str, int] = {}
+        self.counted: list[Frame] = []
 
     def row(self, span: str, start: int, end: int, *, in_draft: str | None = None, lane: int = 0) -> Played:
         """A call of a function that is recorded as `span`."""
@@ -76,7 +79,7 @@ class Played:
     def frames(self) -> list[Frame]:
         """What the process sends from its start to its stop."""
         health = {"lost": 0, "hook_errors": 0, "first_error": "", "threads": self.threads}
-        sites = {"sites": self.sites, "graphs": self.graphs}
+        sites = {"sites": self.sites, "graphs": self.graphs, "optimizations": self.counted}
         return [
             {"type": "armed", "about": self.about, "calibration": {"host_span_ns": 200.0}},
             {"type": "rows", **pack_rows(np.array(self.rows, dtype=np.int64).reshape(-1, 3))},
@@ -126,3 +129,9 @@ def sync_server(turns: int = 3) -> tuple[Played, Played]:
         worker.row("target.forward", at + 150, at + 250).row("sample", at + 300, at + 400)
         worker.row("draft.propose", at + 450, at + 650)
     return engine, worker
+
+
+def rows_of(recorder: Recorder) -> list[list[int]]:
+    """Take out a recorder's rows so far: site and lane, start and end."""
+    rows: list[list[int]] = as_array(recorder.rows.drain()).tolist()
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spantrace.gpu_clock import BUDGET, GpuClock
+from spantrace.gpu_clock import BUDGET, RUN, GpuClock
 
 
 class Device:
@@ -45,10 +45,11 @@ def clock_on(device: Device, size: int) -> GpuClock:
 
 
 def span(clock: GpuClock, device: Device, length_ns: int, row: int = 1, follows: bool = False) -> None:
-    opened = clock.follow() if follows else clock.open()
+    opened = (clock.follow() if follows else clock.open()) if clock.timing else -1
     start = device.now_ns
     device.now_ns += length_ns
-    clock.close(row, start, device.now_ns, opened)
+    if clock.timing:
+        clock.close(row, start, device.now_ns, opened)
 
 
 def read_all(clock: GpuClock) -> list[tuple[int, ...]]:
@@ -156,3 +157,17 @@ def test_a_following_span_takes_the_last_mark_of_its_own_cycle_only() -> None:
     assert clock.follow() == 1
     clock.new_cycle()
     assert clock.follow() == 2
+
+
+def test_a_clock_of_every_third_run_of_cycles_times_that_one_only() -> None:
+    device = Device()
+    clock = GpuClock([Event(device) for _ in range(65)], device.stream, every=3)
+    timed = []
+    for _ in range(7 * RUN):
+        clock.new_cycle()
+        timed.append(bool(clock.timing))
+        span(clock, device, 1_000_000)
+        device.now_ns += 1_000_000
+    assert timed[::RUN] == [True, False, False, True, False, False, True]
+    assert timed == sorted(timed[: 3 * RUN], reverse=True) * 2 + [True] * RUN
+    assert (clock.cycles, clock.records(), clock.skipped) == (7 * RUN, 6 * RUN, 0)

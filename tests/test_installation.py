@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from journals import rows_of
 
 from spantrace.recorder import Recorder
 from spantrace.vllm_adapter.hooks import Hook, ModelHook
@@ -105,7 +106,9 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     monkeypatch.setitem(sys.modules, "fake.core", module)
     owners: list[Any] = [module, Scheduler, Target, Drafter, TorchModule]
     before = [dict(vars(owner)) for owner in owners]
+    code = Scheduler.schedule.__code__
     yield module
+    assert Scheduler.schedule.__code__ is code
     for owner, then in zip(owners, before, strict=True):
         now = dict(vars(owner))
         assert now.keys() == then.keys()
@@ -126,7 +129,7 @@ def installation(recorder: Recorder) -> Iterator[Installation]:
 
 def spans(recorder: Recorder, installation: Installation) -> list[str]:
     """The spans of the rows so far, in the order in which they ended."""
-    return [installation.sites[row[1]][0] for row in recorder.rows.drain()]
+    return [installation.sites[row[0]][0] for row in rows_of(recorder)]
 
 
 def test_hooks_record_while_they_are_in(
@@ -147,6 +150,27 @@ def test_hooks_record_while_they_are_in(
     assert fake_vllm.prepare is prepare
     Scheduler().schedule()
     assert spans(recorder, installation) == []
+
+
+def test_a_classs_own_function_is_hooked_through_its_code_and_no_attribute_is_set(
+    installation: Installation, recorder: Recorder
+) -> None:
+    before, bound = dict(vars(Scheduler)), Scheduler().schedule
+    installation.plan([Hook("schedule", "fake.core:Scheduler.schedule")])
+    installation.install()
+    assert all(now is before[name] for name, now in vars(Scheduler).items())
+    bound()
+    assert spans(recorder, installation) == ["schedule"]
+
+
+def test_suspended_hooks_rest_until_they_are_installed_again(installation: Installation, recorder: Recorder) -> None:
+    installation.plan([Hook("schedule", "fake.core:Scheduler.schedule")])
+    for _ in range(3):
+        installation.install()
+        Scheduler().schedule()
+        installation.suspend()
+        Scheduler().schedule()
+        assert spans(recorder, installation) == ["schedule"]
 
 
 def test_what_a_loaded_module_lacks_is_missing_and_what_is_not_loaded_is_no_matter(
@@ -184,7 +208,8 @@ def test_all_or_nothing(installation: Installation, monkeypatch: pytest.MonkeyPa
             raise RuntimeError("sealed")
 
     class Closed(metaclass=Sealed):
-        def method(self) -> None: ...
+        @staticmethod
+        def method() -> None: ...
 
     monkeypatch.setattr(fake_vllm, "Closed", Closed, raising=False)
     hooks = [Hook("schedule", "fake.core:Scheduler.schedule"), Hook("sample", "fake.core:Closed.method")]
@@ -193,6 +218,7 @@ def test_all_or_nothing(installation: Installation, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="sealed"):
         installation.install()
     assert vars(Scheduler)["schedule"] is original
+    assert installation.missing == []
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "fake.core", fake_vllm)
 

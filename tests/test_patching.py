@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from spantrace.patching import Patch, PatchSet, plan
+from spantrace.patching import CodePatch, Patch, PatchSet, own_function, plan
 
 
 def loud(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,3 +134,63 @@ def test_an_instance_attribute_can_be_patched() -> None:
     assert thing.event == "proxy"  # type: ignore[attr-defined]
     assert patch.revert()
     assert thing.event == "original"  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    yield
+
+
+class Decorated(Owner):
+    @quiet()
+    def method(self) -> str:
+        return super().method() + "!"
+
+    @loud
+    def foreign(self) -> str:
+        return "foreign"
+
+    alias = Owner.method
+
+
+def test_a_classs_own_function_is_found_under_a_context_decorator_only() -> None:
+    assert own_function(Owner, "method") is vars(Owner)["method"]
+    assert own_function(Decorated, "method") is vars(Decorated)["method"].__wrapped__
+    for name in ("foreign", "alias", "inherited", "static", "klass", "value", "absent"):
+        assert own_function(Decorated, name) is None, name
+    assert own_function(types.ModuleType("m"), "method") is None
+
+
+def other_code(function: types.FunctionType) -> CodePatch:
+    def stand_in(self: object) -> str:
+        return "other"
+
+    free = stand_in.__code__.replace(co_freevars=function.__code__.co_freevars)
+    return CodePatch(function, function.__code__, free)
+
+
+def test_code_is_replaced_without_setting_an_attribute_and_given_back() -> None:
+    function = own_function(Owner, "method")
+    assert function is not None
+    patches, code, bound = PatchSet(), function.__code__, Owner().method
+    patches.add(other_code(function))
+    for _ in range(2):
+        patches.install()
+        assert vars(Owner)["method"] is function
+        assert bound() == "other"
+        patches.revert()
+        assert function.__code__ is code
+        assert bound() == "method"
+
+
+def test_code_that_somebody_gave_it_since_is_left_and_named() -> None:
+    function = own_function(Owner, "method")
+    assert function is not None
+    patches, code = PatchSet(), function.__code__
+    patches.add(other_code(function))
+    patches.install()
+    function.__code__ = theirs = code.replace(co_name="theirs")
+    patches.revert()
+    assert function.__code__ is theirs
+    assert patches.conflicts == ["Owner.method"]
+    function.__code__ = code

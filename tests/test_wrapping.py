@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from journals import rows_of
 
 from spantrace.recorder import Recorder, Site
 from spantrace.wrapping import LANE_SHIFT
@@ -49,8 +51,8 @@ def test_a_wrapper_calls_like_its_function(
     wrapper = recorder.wrap(function, Site("sample", 3))
     assert inspect.signature(wrapper) == inspect.signature(function)
     assert wrapper(*arguments, **named) == function(*arguments, **named)
-    ((number, row, start, end),) = recorder.rows.drain()
-    assert (number, row) == (0, 3)
+    ((row, start, end),) = rows_of(recorder)
+    assert row == 3
     assert 0 < start <= end
 
 
@@ -77,7 +79,7 @@ def test_an_exception_passes_and_its_row_is_written() -> None:
     recorder = Recorder()
     with pytest.raises(KeyError, match="mine"):
         recorder.wrap(fails, Site("sample", 0))()
-    assert len(recorder.rows.drain()) == 1
+    assert len(rows_of(recorder)) == 1
 
 
 def test_probes_see_arguments_result_and_start() -> None:
@@ -85,7 +87,7 @@ def test_probes_see_arguments_result_and_start() -> None:
     site = Site("sample", 0, before=lambda *a: seen.append(a), after=lambda *a: seen.append(a))
     recorder = Recorder()
     assert recorder.wrap(plain, site)(1) == (1, 2)
-    ((_, _, start, _),) = recorder.rows.drain()
+    ((_, start, _),) = rows_of(recorder)
     assert seen == [(1, 2), (start, (1, 2), 1, 2)]
 
 
@@ -101,7 +103,7 @@ def test_a_probe_that_raises_is_counted_once_and_switched_off() -> None:
     assert [wrapper(1), wrapper(2)] == [(1, 2), (2, 2)]
     assert len(calls) == 1
     assert (recorder.errors, recorder.first_error) == (1, "ValueError: probe")
-    assert len(recorder.rows.drain()) == 2
+    assert len(rows_of(recorder)) == 2
 
 
 def test_a_threaded_site_notes_the_lane() -> None:
@@ -111,7 +113,7 @@ def test_a_threaded_site_notes_the_lane() -> None:
     with ThreadPoolExecutor(1, "other") as pool:
         pool.submit(wrapper, 1).result(10)
         names = recorder.health()["threads"]
-    lanes = [(row & 0xFFFF, row >> LANE_SHIFT) for _, row, _, _ in recorder.rows.drain()]
+    lanes = [(row & 0xFFFF, row >> LANE_SHIFT) for row, _, _ in rows_of(recorder)]
     assert lanes == [(5, 0), (5, 1)]
     assert names == {"1": "other_0"}
 
@@ -120,7 +122,7 @@ def test_a_site_without_a_row_only_probes() -> None:
     seen: list[Any] = []
     recorder = Recorder()
     assert recorder.wrap(plain, Site("x", None, after=lambda *a: seen.append(a)))(1) == (1, 2)
-    assert not recorder.rows.drain()
+    assert not rows_of(recorder)
     assert len(seen) == 1
 
 
@@ -137,9 +139,51 @@ def test_a_blocked_wrapper_writes_into_its_own_recording_only() -> None:
     thread = threading.Thread(target=first.wrap(blocks, Site("cycle", 0)))
     thread.start()
     assert entered.wait(10)
-    first.rows.drain()
+    rows_of(first)
     second.wrap(plain, Site("sample", 0))(1)
     go.set()
     thread.join(10)
-    assert len(second.rows.drain()) == 1
-    assert len(first.rows.drain()) == 1
+    assert len(rows_of(second)) == 1
+    assert len(rows_of(first)) == 1
+
+
+class Base:
+    def method(self, a: int, /, b: int = 2, *rest: int, c: int = 3, **named: int) -> tuple[Any, ...]:
+        return a, b, rest, c, named
+
+
+class Derived(Base):
+    def method(self, a: int, /, b: int = 20, *rest: int, c: int = 30, **named: int) -> tuple[Any, ...]:
+        return super().method(a, b, *rest, c=c, **named)
+
+
+@pytest.mark.parametrize("owner", [Base, Derived])
+def test_a_function_with_rewritten_code_calls_like_itself(owner: type[Base]) -> None:
+    function: Any = vars(owner)["method"]
+    code, expected = function.__code__, [owner().method(1), owner().method(1, 5, 6, c=7, d=8)]
+    recorder = Recorder()
+    rewritten = recorder.rewrite(function, Site("sample", 4))
+    try:
+        function.__code__ = rewritten
+        assert [owner().method(1), owner().method(1, 5, 6, c=7, d=8)] == expected
+        with pytest.raises(TypeError, match=f"{owner.__name__}.method"):
+            owner().method()  # type: ignore[call-arg]
+    finally:
+        function.__code__ = code
+    assert [row[0] for row in rows_of(recorder)] == [4, 4]
+    assert (rewritten.co_filename, rewritten.co_qualname) == (code.co_filename, code.co_qualname)
+    assert hash(rewritten) != hash(code)
+
+
+def test_a_recursive_function_records_every_level() -> None:
+    class Counter:
+        def down(self, n: int) -> int:
+            return n and self.down(n - 1)
+
+    function: Any = vars(Counter)["down"]
+    recorder = Recorder()
+    function.__code__ = recorder.rewrite(function, Site("sample", 0))
+    assert Counter().down(3) == 0
+    rows = rows_of(recorder)
+    assert len(rows) == 4
+    assert all(outer[1] <= inner[1] <= inner[2] <= outer[2] for inner, outer in itertools.pairwise(rows))

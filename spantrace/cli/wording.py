@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from spantrace.spans import GraphMode, Kind
+from spantrace.switched import Switched, switched
 from spantrace.tables import Document, Fact, Format, Headline, number, percent
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
     server = header.get("server") or {}
     chosen = np.isin(cycles.kind, [int(kind) for kind in kinds])
     graphs = _graphs(cycles.graph_mode[chosen].tolist())
-    stack = [f"vLLM {server.get('vllm') or 'unknown'}"]
+    if engine := server.get("engine"):
+        stack = [str(engine), f"torch {server.get('torch')}", str(server.get("dtype"))]
+    else:
+        stack = [f"vLLM {server.get('vllm') or 'unknown'}"]
     stack += [f"{server['runner']} runner"] if server.get("runner") else []
     stack += [f"{graphs} graphs"] if graphs else []
     batch = cycles.batch[chosen]
@@ -198,6 +202,24 @@ def _break_even(found: Economics) -> str:
     )
 
 
+def optimization_facts(header: Mapping[str, Any], label: str = "optimized") -> list[Fact]:
+    """A line for each optimization that was on: its hits, and its fallbacks and errors with their reasons."""
+    found = switched(header)
+    widest = max((len(one.id) for one in found), default=0)
+    return [Fact(label, (f"{one.id.ljust(widest)}  {counted(one)}", *_reasons(one))) for one in found]
+
+
+def counted(one: Switched) -> str:
+    """How often an optimization took a call and how often not."""
+    failed = f", {one.errors:,} error{'s' * (one.errors != 1)}" if one.errors else ""
+    hits, fell = f"{one.hits:,} hit{'s' * (one.hits != 1)}", f"{one.fallbacks:,} fallback{'s' * (one.fallbacks != 1)}"
+    return f"{hits}, {fell}{failed}"
+
+
+def _reasons(one: Switched) -> list[str]:
+    return [f"{count:,} because {reason}" for reason, count in one.reasons]
+
+
 def trust_facts(found: Trust, created: str) -> list[Fact]:
     """What the recording lost, does not explain and cost; doubts on lines of their own, the worst in red."""
     residuals = {"cycle": found.residual, **found.residuals}
@@ -211,6 +233,8 @@ def trust_facts(found: Trust, created: str) -> list[Fact]:
         cost = f"own cost at least {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {when}"
     parts = [f"lost rows {found.lost:,}", f"hook errors {found.hook_errors:,}"]
     parts += [f"residual: {residual or 'unknown'}", cost]
+    if found.gpu_cycles is not None and found.gpu_cycles < found.cycles:
+        parts.append(f"GPU timed in {found.gpu_cycles:,} of {found.cycles:,} cycles")
     if found.missing:
         parts.append(f"not hooked on this vLLM: {', '.join(found.missing)}")
     doubts = [

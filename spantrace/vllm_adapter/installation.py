@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from spantrace.patching import Patch, PatchSet, plan
+from spantrace.patching import Change, CodePatch, Patch, PatchSet, own_function, plan
 from spantrace.recorder import Recorder, Site
 from spantrace.spans import GraphMode
 from spantrace.vllm_adapter.description import runner_version
@@ -45,8 +45,13 @@ class Installation:
                 self.missing.append(hook.target)
 
     def install(self) -> None:
-        """Set every planned attribute, or none."""
+        """Put every planned hook into force, or none."""
         self._patches.install()
+
+    def suspend(self) -> None:
+        """Take every hook out of force until the next `install`."""
+        with self._lock:
+            self._patches.revert()
 
     def hook_runner(self, runner: Any) -> None:
         """Hook what only a live runner shows: its models' methods and the events that it waits for inline.
@@ -76,7 +81,7 @@ class Installation:
             self._recorder.failed(RuntimeError(f"somebody patched over {conflict}; it was left as it is"))
         self._patches.conflicts = []
 
-    def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Patch:
+    def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Change:
         probe = getattr(hook, "probe", None)
         row = None if hook.span is None else len(self.sites)
         site = Site(
@@ -88,14 +93,20 @@ class Installation:
             before=getattr(self._probes, f"{probe}_before", None) if probe else None,
             after=getattr(self._probes, f"{probe}_after", None) if probe else None,
         )
-        patch = plan(owner, name, lambda function: self._recorder.wrap(function, site))
+        patch = self._change(owner, name, site, isinstance(hook, Hook))
         if hook.graph is not None:
             self.graphs[str(len(self.sites))] = int(GraphMode[hook.graph])
         if hook.span is not None:
             self.sites.append((hook.span, hook.in_draft))
         return patch
 
-    def _runner_patches(self, runner: Any) -> Iterable[Patch]:
+    def _change(self, owner: Any, name: str, site: Site, rewritable: bool) -> Change:
+        """New code for the function where it is a class's own; what torch.compile may have traced is left alone."""
+        if rewritable and (function := own_function(owner, name)) is not None:
+            return CodePatch(function, function.__code__, self._recorder.rewrite(function, site))
+        return plan(owner, name, lambda function: self._recorder.wrap(function, site))
+
+    def _runner_patches(self, runner: Any) -> Iterable[Change]:
         version = runner_version(runner)
         drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
         models = {"target": getattr(runner, "model", None), "drafter": getattr(drafter, "model", None)}

@@ -54,16 +54,9 @@ class Probes:
         step = next(_steps)
         setattr(output, STEP, step)
         prefilling = len(output.scheduled_new_reqs) + output.scheduled_cached_reqs.num_output_tokens.count(0)
-        self._fact(
-            "schedule",
-            step,
-            start,
-            output.total_num_scheduled_tokens,
-            len(output.num_scheduled_tokens),
-            prefilling,
-            len(output.scheduled_spec_decode_tokens),
-            int(bool(getattr(output, "skip_drafts", False))),
-        )
+        tokens, batch = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        drafting, skipping = len(output.scheduled_spec_decode_tokens), int(bool(getattr(output, "skip_drafts", False)))
+        self._fact("schedule", step, start, tokens, batch, prefilling, drafting, skipping)
 
     def acceptance_before(
         self, _: Any, __: Any, drafted: int, accepted: int, invalid: dict[str, int] | None, request: str
@@ -74,7 +67,9 @@ class Probes:
     def update_after(self, start: int, outputs: dict[int, Any], _: Any, scheduler_output: Any, *__: Any) -> None:
         """Note what the step accepted, and for how many requests it gave an output: none if all had finished."""
         pairs, self._pairs = self._pairs, []
-        given = sum(len(output.outputs) for output in outputs.values())
+        given = 0
+        for output in outputs.values():
+            given += len(output.outputs)
         self._fact("update", getattr(scheduler_output, STEP, 0), start, given, pairs)
 
     def execute_before(self, worker: Any, scheduler_output: Any, *_: Any) -> None:

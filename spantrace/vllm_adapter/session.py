@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -12,13 +13,15 @@ from spantrace.control import Connection
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
+from spantrace.vllm_adapter import choice
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
 from spantrace.vllm_adapter.hooks import hooks_for
 from spantrace.vllm_adapter.installation import Installation
 from spantrace.vllm_adapter.probes import Probes, known_runner
 
-DRAIN_S = 0.25
-POLL_S = 0.05
+DRAIN_S = 0.5
+HEALTH_S = 1.0
+PAUSE_S = 60.0
 LAST_EVENTS_S = 5.0
 BREATH_S = 0.0003
 """Pause between two bits of work off the server's threads, so that they get the interpreter in between."""
@@ -32,8 +35,10 @@ class Session:
     """The rings, probes and hooks of one recording in this process."""
 
     def __init__(self, options: Frame) -> None:
-        self.gpu, self._event_ns = make_gpu_clock() if options.get("gpu", True) else (None, None)
+        every = max(1, int(options.get("gpu_every", 1)))
+        self.gpu, self._event_ns = make_gpu_clock(every) if options.get("gpu", True) else (None, None)
         self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")))
+        self._counted = choice.counts()
         self.probes = Probes(self.recorder, lambda runner: self._installation.hook_runner(runner))
         self._installation = Installation(self.recorder, self.probes)
 
@@ -44,7 +49,13 @@ class Session:
         if (runner := known_runner()) is not None:
             self._installation.hook_runner(runner)
         self._installation.install()
-        return {**self.sites(), "missing": self._installation.missing, "calibration": calibration}
+        refused = choice.refusals()
+        return {**self.sites(), "missing": self._installation.missing, "calibration": calibration, "refused": refused}
+
+    def state(self) -> Frame:
+        """Its sites, its health, and what the optimizations in this process counted since it began."""
+        counted = choice.counts_since(self._counted)
+        return {**self.sites(), "health": self.recorder.health(), "optimizations": counted}
 
     def sites(self) -> Frame:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
@@ -54,6 +65,18 @@ class Session:
         """Remove every hook in a child, where the thread that may have held the lock does not exist."""
         self._installation.abandon_lock()
         self.stop()
+
+    def hooked(self) -> int:
+        """Count the sites so far: those of the runner's models come once it has been seen."""
+        return len(self._installation.sites)
+
+    def pause(self) -> None:
+        """Take the hooks out of force until `resume`."""
+        self._installation.suspend()
+
+    def resume(self) -> None:
+        """Put the hooks into force again."""
+        self._installation.install()
 
     def stop(self) -> None:
         """Remove every hook; a second call does nothing."""
@@ -72,7 +95,7 @@ _pool: list[Any] = []
 """The process's timing events, kept for the next recording."""
 
 
-def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
+def make_gpu_clock(every: int = 1) -> tuple[GpuClock | None, float | None]:
     """A clock on this process's GPU and what recording one event costs in ns; (None, None) without a GPU."""
     gpu = gpu_of_this_process()
     if gpu is None:
@@ -85,7 +108,15 @@ def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
             _pool.extend(_used_once(side) for _ in range(CREATED_AT_ONCE))
             time.sleep(BREATH_S)
         costs = [_time_record(event, side) for event in _pool[:200]]
-    return GpuClock(_pool, torch.cuda.current_stream), float(median(costs))
+    return GpuClock(_pool, torch.cuda.current_stream, _record_event(), every), float(median(costs))
+
+
+def _record_event() -> Callable[[Any, Any], object]:
+    """What records an event on a stream: torch's class in C, under the one in Python that would look the stream up."""
+    import torch
+
+    record: Callable[[Any, Any], object] = super(torch.cuda.Event, torch.cuda.Event).record
+    return record
 
 
 def _used_once(stream: Any) -> Any:
@@ -98,8 +129,9 @@ def _used_once(stream: Any) -> Any:
 
 
 def _time_record(event: Any, stream: Any) -> int:
+    record = _record_event()
     begin = time.perf_counter_ns()
-    event.record(stream)
+    record(event, stream)
     return time.perf_counter_ns() - begin
 
 
@@ -135,28 +167,44 @@ def _record(request: Frame, connection: Connection) -> None:
         _stream(session, connection)
         session.stop()
         _read_last_events(session)
-        for frame in session.recorder.drain():
-            connection.send(frame)
-        connection.send({"type": "stopped", **session.sites(), "health": session.recorder.health()})
+        connection.send(*session.recorder.drain(), {"type": "stopped", **session.state()})
     finally:
         session.stop()
         _sessions.clear()
 
 
 def _stream(session: Session, connection: Connection) -> None:
-    """Send frames until a stop request; the peer's silence, garbage or death ends it by an exception."""
+    """Send frames until a stop request; the peer's silence, garbage or death ends it by an exception.
+
+    Each time this thread wakes up the engine's has to wait for the interpreter, so it does so as seldom as it can.
+    """
     described = False
-    drained = time.monotonic()
-    while (frame := connection.receive(POLL_S)) is None or frame.get("type") != "stop":
+    told, hooked = time.monotonic(), 0
+    while (frame := connection.receive(DRAIN_S)) is None or frame.get("type") != "stop":
+        if frame is not None:
+            _pause(session, connection, frame)
+            continue
         _make_room(session)
         if not described and (config := session.probes.config()) is not None:
             described = True
             connection.send({"type": "described", **describe_server(config, known_runner())})
-        if time.monotonic() - drained >= DRAIN_S:
-            drained = time.monotonic()
-            for part in session.recorder.drain():
-                connection.send(part)
-            connection.send({"type": "health", **session.sites(), "health": session.recorder.health()})
+        frames = [*session.recorder.drain()]
+        if time.monotonic() - told >= HEALTH_S or hooked != session.hooked():
+            told, hooked = time.monotonic(), session.hooked()
+            frames.append({"type": "health", **session.state()})
+        connection.send(*frames)
+
+
+def _pause(session: Session, connection: Connection, frame: Frame) -> None:
+    """On "pause" take the hooks out of force until "resume" comes; each is answered once it is done."""
+    if frame.get("type") != "pause":
+        return
+    session.pause()
+    connection.send({"type": "paused"})
+    while (connection.receive(PAUSE_S) or {}).get("type") != "resume":
+        pass
+    session.resume()
+    connection.send({"type": "resumed"})
 
 
 def _make_room(session: Session) -> None:

@@ -7,6 +7,7 @@ probe of spantrace fail, and holds the engine inside a hooked function.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import socketserver
@@ -62,16 +63,16 @@ _remembered: dict[_Key, Any] = {}
 
 
 def _remember() -> int:
-    """Keep every function of every vLLM module and class; how many there are."""
+    """Keep every function of every vLLM module and class, and its code; how many there are."""
     _remembered.update(_functions())
     return len(_remembered)
 
 
 def _changed() -> list[str]:
-    """The functions that are not the very same objects now, are gone, or are new in a class that was remembered."""
+    """The functions that are not the very same objects now or have other code, are gone, or are new in a class."""
     classes = {owner for owner, _ in _remembered if ":" in owner}
     now = {key: found for key, found in _functions() if key in _remembered or key[0] in classes}
-    different = [key for key in now.keys() | _remembered.keys() if now.get(key) is not _remembered.get(key)]
+    different = [key for key in now.keys() | _remembered.keys() if not _same(now.get(key), _remembered.get(key))]
     return sorted(":".join(key) for key in different)
 
 
@@ -83,7 +84,11 @@ def _functions() -> Iterator[tuple[_Key, Any]]:
         for owner, label in [(module, module_name), *((one, f"{module_name}:{one.__qualname__}") for one in classes)]:
             for name, found in list(vars(owner).items()):
                 if isinstance(found, FunctionType | staticmethod | classmethod):
-                    yield (label, name), found
+                    yield (label, name), (found, getattr(inspect.unwrap(found), "__code__", None))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _defined_in(found: object, module_name: str) -> bool:
@@ -133,7 +138,52 @@ def _hold() -> None:
     scheduler._make_cached_request_data = held
 
 
+_MAMBA = "vllm.v1.attention.backends.mamba_attn"
+_METHOD = "_compute_common_metadata"
+_mended: list[Any] = []
+_builds = [0]
+_different: list[str] = []
+
+
+def _compare_builds() -> None:
+    """Let every build of Mamba metadata also run the method that was replaced, and compare all fields."""
+    builder = _builder()
+    ours = vars(builder)[_METHOD]
+
+    @functools.wraps(ours)
+    def both(*arguments: Any, **named: Any) -> Any:
+        got, wanted = ours(*arguments, **named), ours.__wrapped__(*arguments, **named)
+        _builds[0] += 1
+        _different.extend(name for name in vars(wanted) if not _equal(getattr(got, name), getattr(wanted, name)))
+        return got
+
+    _mended.append(ours)
+    setattr(builder, _METHOD, both)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _mend_builds() -> None:
+    """Undo `_compare_builds`."""
+    setattr(_builder(), _METHOD, _mended.pop())
+
+
+def _builder() -> Any:
+    return sys.modules[_MAMBA].BaseMambaAttentionMetadataBuilder
+
+
 QUESTIONS = {
+    "compare_builds": _compare_builds,
+    "compared_builds": lambda: (_builds[0], _different),
+    "mend_builds": _mend_builds,
     "remember": _remember,
     "changed": _changed,
     "fail_after": _fail_after,

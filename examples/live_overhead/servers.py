@@ -1,0 +1,101 @@
+"""The live vLLM servers that are measured: how each is started, awaited and kept on a core of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FIRST_PORT = 8100
+READY_S = 420
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One server: its name in the tables, its environment, and its own arguments."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+SYNC = ("--no-async-scheduling",)
+SETS = {
+    "0.33.0": [Setup("v0.33.0-V2-async", V2), Setup("v0.33.0-V2-sync", V2, SYNC)],
+    "0.26.0": [
+        Setup("v0.26.0-V2-async", V2),
+        Setup("v0.26.0-V1-async", V1),
+        Setup("v0.26.0-V1-sync", V1, SYNC),
+        Setup("v0.26.0-V2-sync", V2, SYNC),
+    ],
+}
+"""Server i runs on GPU i modulo the number of GPUs; two of them fit on one H200. V1 is 0.26.0's default here."""
+
+
+def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Start `vllm serve` on the dummy NemotronH with its DFlash drafter, in the vLLM seed's geometry."""
+    model = options.models / options.model
+    speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
+                   "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
+    if not options.cpu:
+        speculative["attention_backend"] = "TRITON_ATTN"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m"]
+    command += ["--host", "127.0.0.1", "--port", str(FIRST_PORT + index)]
+    command += ["--speculative-config", json.dumps(speculative)]
+    if options.cpu:
+        command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]
+    else:
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 9, 12]}
+        command += [
+            *("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4"),
+            *("--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.45"),
+            *("--kv-cache-memory-bytes", str(3 << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
+            *("--compilation-config", json.dumps(graphs), *setup.arguments),
+        ]
+    environment = dict(os.environ)
+    if not options.cpu:
+        environment |= {**setup.environment, "CUDA_VISIBLE_DEVICES": str(index % options.gpus)}
+    log = (options.out / f"{setup.name}.log").open("wb")
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_ready(server: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
+    """Wait for /health; False when the server died or the deadline passed."""
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+        except OSError:
+            time.sleep(1)
+        else:
+            return True
+    return False
+
+
+def pin(engines: Collection[int]) -> None:
+    """Give each engine's main thread a core of its own and keep every other thread off those and their siblings.
+
+    Without this the scheduler moves an engine beside its own client now and then, and the cycle jumps by half.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    own = {engine: cores[(i + 1) * len(cores) // (len(engines) + 1)] for i, engine in enumerate(engines)}
+    rest = set(cores) - {sibling for core in own.values() for sibling in _siblings(core)}
+    for tasks in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        thread = int(tasks.name)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(thread, {own[thread]} if thread in own else rest)
+
+
+def _siblings(core: int) -> set[int]:
+    """The hardware threads of a core, itself among them: one or two."""
+    text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+    return {int(number) for number in re.split("[,-]", text.strip())}
