@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
-from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import DETAIL, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,16 +21,16 @@ STEADY = frozenset({Kind.STEADY})
 
 @dataclass(frozen=True)
 class PerCycle:
-    """Values of the n chosen cycles: `period` [n] in ns, `timed` [n], `total` (ns) and `calls` [names, 2, n].
+    """Values of the n chosen cycles: `period` [n] in ns, `known` [names, 2, n], `total` (ns), `calls` [names, 2, n].
 
-    `total` is NaN where a cycle has no such row, `timed` says which cycles have any of the GPU; `beside` are the
-    spans on a thread of their own.
+    `total` is NaN where a cycle has no such row, `known` says which cycles would have one if there was any:
+    a recorder may leave the GPU and `DETAIL` out of cycles. `beside` are the spans on a thread of their own.
     A GPU parent without rows of its own is the hull of its children, idle gaps between them included.
     """
 
     chosen: Mask
     period: Floats
-    timed: Mask
+    known: Mask
     total: Floats
     calls: Ints
     beside: frozenset[str]
@@ -41,8 +41,8 @@ class PerCycle:
         return values
 
     def cost(self, name: str, track: Track) -> Cost | None:
-        """What a span costs, of all cycles or, on the GPU, of those that were timed there; None if none has it."""
-        among = self.timed if track is Track.GPU else np.ones(len(self.period), dtype=bool)
+        """What a span costs, of the cycles of which that is known; None if none has it."""
+        among = self.known[SPAN_ID[name], track]
         return cost(self.of(name, track)[among], self.period[among])
 
 
@@ -59,6 +59,18 @@ def timed_cycles(recording: Recording) -> Mask:
     count = np.bincount(spans.cycle[spans.track == Track.GPU], minlength=len(recording.cycles))
     found: Mask = count > 0
     return found
+
+
+def _known(recording: Recording) -> Mask:
+    """Of which cycles each span is known on each track, [names, 2, cycles]."""
+    spans, names = recording.spans, np.array([name in DETAIL for name in SPAN_NAMES])
+    rows = names[spans.name] & (spans.track == Track.HOST)
+    detailed = np.bincount(spans.cycle[rows], minlength=len(recording.cycles)) > 0
+    known: Mask = np.ones((len(SPAN_NAMES), 2, len(recording.cycles)), dtype=bool)
+    if int((recording.header.get("options") or {}).get("detail_every") or 1) > 1:
+        known[names, Track.HOST] = detailed
+    known[:, Track.GPU] = timed_cycles(recording)
+    return known
 
 
 def periods(recording: Recording) -> Floats:
@@ -88,8 +100,8 @@ def measure(recording: Recording, kinds: frozenset[Kind] = STEADY) -> PerCycle:
     _add_hulls(recording, total)
     chosen = chosen_cycles(recording, kinds)
     calls = calls[:, :, chosen].astype(np.int64)
-    period, timed = periods(recording)[chosen], timed_cycles(recording)[chosen]
-    return PerCycle(chosen, period, timed, total[:, :, chosen], calls, beside(recording))
+    period, known = periods(recording)[chosen], _known(recording)[:, :, chosen]
+    return PerCycle(chosen, period, known, total[:, :, chosen], calls, beside(recording))
 
 
 def _add_hulls(recording: Recording, total: Floats) -> None:

@@ -146,7 +146,7 @@ def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
     """Cycles without GPU times, and spans for which there was no room for an event."""
     busy = gpu_busy(recording, kinds)
     found = []
-    every = (recording.header.get("options") or {}).get("gpu_every") or 1
+    every = (recording.header.get("options") or {}).get("detail_every") or 1
     if busy is not None and every == 1 and (missing := int(np.isnan(busy).sum())):
         found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles are missing"))
     processes = recording.header.get("processes") or []

@@ -31,7 +31,7 @@ from optimized.reference_cycle.load import Load
 from optimized.reference_cycle.settings import Settings
 
 STOCK, ALL = "stock", "all"
-WARMUP, FEWEST, MOST = 5, 8, 40
+WARMUP, FEWEST, MOST = 3, 8, 40
 """Cycles of a window that are left out, and the least and the most that are measured."""
 
 
@@ -161,9 +161,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batches", default="1,8,32,64", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--draft-length", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=4, help="windows of each arm")
+    parser.add_argument("--rounds", type=int, default=4, help="windows of each arm; an interval takes 4")
     parser.add_argument(
-        "--seconds", type=float, default=0.8, help="of one window, in which 8 to 40 cycles are measured"
+        "--seconds", type=float, default=0.6, help="of one window, in which 8 to 40 cycles are measured"
     )
     parser.add_argument("--length", type=float, default=3.6, help="tokens a request and cycle, for tokens/s")
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -190,6 +190,7 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
+    began = time.monotonic()
     for batch in chosen.batches:
         gc.collect()
         if chosen.device == "cuda":
@@ -205,7 +206,8 @@ def main() -> None:
         (chosen.out / "table.md").write_text(markdown(rows, heading, chosen.length))
         result = {"heading": heading, "rows": rows, "windows": windows, "peak_gib": peak}
         (chosen.out / "results.json").write_text(json.dumps(result, indent=1))
-        print(f"batch {batch}: written" + (f", at most {peak:.1f} GiB allocated" if peak else ""), flush=True)
+        memory = f", at most {peak:.1f} GiB allocated" if peak else ""
+        print(f"batch {batch}: written {time.monotonic() - began:.0f} s after the start{memory}", flush=True)
         gc.collect()
         if chosen.device == "cuda":
             torch.cuda.empty_cache()

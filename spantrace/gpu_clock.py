@@ -3,9 +3,6 @@
 A mark is an event on the stream that the worker launches to. A span that directly follows another on the stream
 opens with that one's closing mark. Marks are numbered without end and kept in a fixed pool; what the pool or the
 budget of a cycle has no room for is counted, never waited for.
-
-Recording an event costs the host a few microseconds, so that a clock can leave out cycles. It times runs of them,
-since the GPU may still work on one cycle while the host is in the next.
 """
 
 from __future__ import annotations
@@ -18,8 +15,6 @@ from spantrace.wrapping import Flag
 
 BUDGET = 10
 """Event records in a timed cycle; none comes before the first cycle, so none into a graph under capture at start."""
-RUN = 8
-"""Cycles that are timed one after another."""
 ANCHOR_MS = 1000.0
 """elapsed_time() is a float32 of milliseconds: past about a second its grain exceeds the event's own."""
 
@@ -38,7 +33,7 @@ class TimingEvent(Protocol):
 
 
 class GpuClock:
-    """Marks on one stream, which `stream()` looks up once, in one of `every` runs of cycles.
+    """Marks on one stream, which `stream()` looks up once.
 
     `pool` holds two events or more. `record(event, stream)` records an event; by default that is the event's own
     method. `timing` is raised in the cycles that are timed.
@@ -49,9 +44,8 @@ class GpuClock:
         pool: list[Any],
         stream: Callable[[], Any],
         record: Callable[[Any, Any], object] | None = None,
-        every: int = 1,
     ) -> None:
-        self._find_stream, self._every = stream, every
+        self._find_stream = stream
         self._record = record or type(pool[0]).record
         self._pool: list[TimingEvent]
         *self._pool, self._spare = pool
@@ -69,12 +63,11 @@ class GpuClock:
         self.errors = 0
         self.first_error = ""
 
-    def new_cycle(self) -> None:
+    def new_cycle(self, timed: bool = True) -> None:
         """Begin a cycle and, where it is one to be timed, grant it its budget; called on the worker's thread."""
-        due = not self.cycles // RUN % self._every
         self.cycles += 1
         self.timing.clear()
-        if self._dead or not due:
+        if self._dead or not timed:
             return
         if self._stream is None:
             self._stream = self._find_stream()

@@ -369,3 +369,27 @@ def test_call_is_dunder_call_where_a_class_of_the_models_own_defines_it() -> Non
     assert method_owner(Target(), "absent") is None
     assert method_owner(TorchModule(), "call") is None
     assert method_owner(None, "call") is None
+
+
+def test_detail_goes_out_of_force_alone_and_comes_back(installation: Installation, recorder: Recorder) -> None:
+    installation.plan([Hook("schedule", "fake.core:Scheduler.schedule"), Hook("draft.metadata", "fake.core:prepare")])
+    installation.install()
+    both, prepare = ["draft.metadata", "schedule"], sys.modules["fake.core"].prepare
+
+    def seen() -> list[str]:
+        sys.modules["fake.core"].prepare(1)
+        Scheduler().schedule()
+        return spans(recorder, installation)
+
+    assert seen() == both
+    assert installation.detail(False)
+    assert seen() == ["schedule"]
+    installation.suspend()
+    installation.install()
+    assert seen() == ["schedule"]
+    assert installation.detail(True)
+    assert seen() == both
+    assert sys.modules["fake.core"].prepare is prepare
+    installation.remove()
+    assert installation.detail(True)
+    assert seen() == []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from journals import Played, frames_of, header, joined, sync_server
 
 from spantrace.errors import SpantraceError
 from spantrace.header import complete_header
-from spantrace.joining import join
+from spantrace.joining import _offset, join
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_NAMES, GraphMode, Kind, Track
 
@@ -347,6 +348,17 @@ def test_a_drifting_gpu_clock_is_followed_from_second_to_second() -> None:
         worker.timed("sample", at + 200, at + 300, at + 200 - 1000 * step, at + 300 - 1000 * step)
     starts = [start - cycle * second for _, cycle, start, _ in rows_of(joined(engine, worker), track=Track.GPU)]
     assert starts == pytest.approx([second + 200] * 4, abs=501)  # half a block's drift at most
+
+
+def test_a_host_that_was_interrupted_before_it_read_its_clock_shifts_no_gpu_span() -> None:
+    """The GPU's clock is 5000 ahead, it passes an idle event 2 us after its record, and each span runs 300 us."""
+    start = np.arange(300) * 1_000_000
+    interrupted = np.where(np.isin(np.arange(300), [0, 77]), 400_000, 0)
+    passed = start + 2_000 + 5_000
+    launched = start + interrupted
+    rows = np.column_stack([start * 0, launched, launched + 10_000, passed, passed + interrupted + 300_000])
+    np.testing.assert_array_equal(_offset(rows), np.full(300, -7_000))
+    assert (_offset(rows[:99]) == 393_000).all(), "too few to tell"
 
 
 def test_rows_of_sites_that_were_never_named_are_left_out() -> None:

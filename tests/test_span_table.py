@@ -154,3 +154,16 @@ def test_per_cycle_sums_agree_with_the_recording() -> None:
     for name in ("target.metadata.mamba", "sample"):
         assert (cycle.of(name) == recording.durations(name)).all()
     assert (cycle.of("sample", GPU) == recording.durations("sample", GPU)).all()
+
+
+def test_where_detail_was_left_out_of_cycles_it_is_priced_by_the_others() -> None:
+    cycles = cycles_of([(index * 10 * MS, index * 10 * MS + 8 * MS) for index in range(4)], last_period=10 * MS)
+    rows = [("draft.propose", HOST, index, (10 * index + 1) * MS, (10 * index + 7) * MS) for index in range(4)]
+    rows += [("draft.metadata", HOST, 2, 21 * MS, 24 * MS), ("draft.metadata", HOST, 2, 24 * MS, 26 * MS)]
+    recording = Recording(
+        {**header(), "options": {"detail_every": 4}}, cycles, spans_of(sorted(rows, key=lambda r: r[3]))
+    )
+    found = row(recording, "draft.metadata")
+    assert found.host is not None
+    assert (found.host.ms, found.host.share, found.calls) == (5.0, 0.5, 2.0)
+    assert row(recording, "draft.propose").residual == pytest.approx(1 / 6)

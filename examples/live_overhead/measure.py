@@ -89,7 +89,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8000, help="tokens of one request")
     parser.add_argument("--seconds", type=float, default=150, help="of windows on each server")
-    parser.add_argument("--window", type=float, default=0.15, help="seconds of one window")
+    parser.add_argument("--window", type=float, default=0.25, help="seconds of one window")
     parser.add_argument("--settle", type=float, default=5.0, help="seconds of load before the first recording")
     parser.add_argument("--cpu", action="store_true", help="a CPU build of vLLM: arguments that it understands")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread the servers over")

@@ -21,7 +21,7 @@ from spantrace.journal import Journal
 from spantrace.vllm_adapter.servers import engine_and_workers, find
 
 SETTLE_S = 0.05
-GPU_EVERY = 5
+DETAIL_EVERY = 5
 """What `spantrace record` does by default."""
 
 
@@ -75,7 +75,7 @@ def recording(port: int, scratch: Path) -> Iterator[Capture]:
     workers, engine = engine_and_workers(find(f":{port}", default_directory()))
     members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
     with Journal(scratch, {"options": {}}) as journal:
-        with Capture(default_directory(), members, journal, {"gpu": True, "gpu_every": GPU_EVERY}) as capture:
+        with Capture(default_directory(), members, journal, {"gpu": True, "detail_every": DETAIL_EVERY}) as capture:
             yield capture
             if not (capture.stop() and capture.cycles):
                 raise RuntimeError("the recording broke off")

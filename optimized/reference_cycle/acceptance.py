@@ -120,10 +120,10 @@ class Proposals:
         if isinstance(self._source, Continuation):
             tokens = self._corrupted(tokens, index, self._source.error_rate)
         else:
-            self._steps[slot] = index
-        self._known[slot] = -1
+            self._steps[slot].fill_(index)
+        self._known[slot].fill_(-1)
         self._known[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-        self._produced[slot] = 1
+        self._produced[slot].fill_(1)
 
     def next(self, counts: Tensor, slots: Tensor) -> Tensor | None:
         """Tokens to verify after counts [B] more were accepted, int64 [B, K]; None where the drafter's own are."""

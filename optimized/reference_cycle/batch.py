@@ -11,6 +11,8 @@ from optimized.reference_cycle.settings import Settings
 class Batch:
     """One row per request that can be in flight; an idle row points to the dummy slot and to page 0.
 
+    A number on the device is set by `fill_`: to assign it through an index would be to wait for the GPU.
+
     slots int64 [B] (B is the dummy), pages int32 [B, MB] (-1 where none), offsets int32 [1, B, 2, MB] (the same pages
     as a pool manager writes them, times `divisor`, -1 where none), cached int64 [B] (tokens in the target's caches),
     last int64 [B] (the newest token, not cached yet), drafts int64 [B, K] (-1 where nothing is drafted).
@@ -34,16 +36,16 @@ class Batch:
     def place(self, row: int, slot: int, cached: int, last: int) -> None:
         """Give a row to a request whose prompt of `cached` tokens is in the caches."""
         self.host_slots[row] = slot
-        self.cached[row] = cached
-        self.last[row] = last
-        self.drafts[row] = -1
+        self.cached[row].fill_(cached)
+        self.last[row].fill_(last)
+        self.drafts[row].fill_(-1)
 
     def clear(self, row: int) -> None:
         """Make a row idle."""
         self.host_slots[row] = self.dummy
         self.host_pages[row] = -1
         self.host_offsets[0, row] = -1
-        self.cached[row] = 0
+        self.cached[row].zero_()
 
     def give_pages(self, row: int, first: int, pages: list[int]) -> None:
         """Write a request's new pages into its tables, from entry `first` on; values sit in the plane after keys."""

@@ -52,7 +52,7 @@ def advance_context(
     """
     longest, size, block = limits
     lengths[slots] = (start + accepted).clamp(max=longest)
-    lengths[-1] = 0
+    lengths[-1].zero_()
     room = (counts * size - block).clamp(min=0)
     return torch.minimum(lengths[slots], room)
 

@@ -114,7 +114,7 @@ class Drafter(ABC):
         lengths = self.context_lengths
         lengths[self.slots] += self.queries.counts
         lengths.clamp_(max=self.settings.draft_context)
-        lengths[self.batch.dummy] = 0
+        lengths[self.batch.dummy].zero_()
         self.visible_context.copy_(lengths[self.slots])
 
     def forward(self) -> Draft:
@@ -133,10 +133,10 @@ class Drafter(ABC):
     def admit(self, row: int, slot: int, taps: Tensor) -> bool:
         """Remember a new request's prompt by its taps [tokens, taps * hidden]; False where it is too long to follow."""
         follows = len(taps) <= self.settings.draft_context
-        self.followed_slots[slot] = slot if follows else self.batch.dummy
+        self.followed_slots[slot].fill_(slot if follows else self.batch.dummy)
         if follows:
             self.remember_prompt(row, slot, taps)
-            self.context_lengths[slot] = len(taps)
+            self.context_lengths[slot].fill_(len(taps))
         return follows
 
     def followed(self, tokens: Tensor) -> Tensor:

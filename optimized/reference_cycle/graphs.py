@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -50,7 +52,19 @@ class Pass(Generic[Result]):
                 self._run()
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph):
             result = self._run()
         self._graph = graph
         return result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold Python's garbage collector off: a former graph that it destroys in the middle of a capture spoils that."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()

@@ -80,8 +80,8 @@ class StateLayer:
 
     def reset(self, slot: int) -> None:
         """Empty a slot for a new request."""
-        self.convolution_state[slot] = 0
-        self.ssm_state[slot] = 0
+        self.convolution_state[slot].zero_()
+        self.ssm_state[slot].zero_()
 
     def _convolve(self, channels: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The causal convolution of channels [B, T, c], and the windows that each token leaves behind."""

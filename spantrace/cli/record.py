@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 )
 @click.option("--nvtx", is_flag=True, help="Also push each span as an NVTX range of the domain spantrace.")
 @click.option("--gpu/--no-gpu", default=True, help="Time GPU spans with events (default) or the host alone.")
-@click.option("--gpu-every", type=click.IntRange(1), default=5, show_default=True, metavar="N",
-              help="Time the GPU in runs of 8 cycles, one run in N: its events are what costs most.")  # fmt: skip
+@click.option("--detail-every", type=click.IntRange(1), default=5, show_default=True, metavar="N",
+              help="Record GPU and smallest spans in runs of 8 cycles, one run in N: half of the cost.")  # fmt: skip
 @click.option("--idle-timeout", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Give up after this long without a cycle.")  # fmt: skip
 @output_option
@@ -45,7 +45,7 @@ def command(
     warmup: int,
     nvtx: bool,
     gpu: bool,
-    gpu_every: int,
+    detail_every: int,
     idle_timeout: float,
     output: Path | None,
     force: bool,
@@ -69,11 +69,11 @@ def command(
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
-    options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "gpu_every": gpu_every}
+    options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "detail_every": detail_every}
     header = making.new_header(without_secrets(found.command), options)
     with Journal(path, header) as journal:
         members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
-        capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "gpu_every": gpu_every})
+        capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": detail_every})
         _run(capture, until, journal)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from spantrace.patching import Change, CodePatch, Patch, PatchSet, own_function, plan
 from spantrace.recorder import Recorder, Site
-from spantrace.spans import GraphMode
+from spantrace.spans import DETAIL, GraphMode
 from spantrace.vllm_adapter.description import runner_version
 from spantrace.vllm_adapter.hooks import MODEL_HOOKS, WAIT_EVENTS, Hook, ModelHook
 from spantrace.vllm_adapter.probes import Probes
@@ -21,7 +21,8 @@ class Installation:
 
     def __init__(self, recorder: Recorder, probes: Probes) -> None:
         self._recorder, self._probes = recorder, probes
-        self._patches = PatchSet()
+        self._patches, self._detail = PatchSet(), PatchSet()
+        self._detailed = True
         self._lock = threading.Lock()
         self._closed = self._runner_hooked = False
         self.sites: list[tuple[str, str | None]] = []
@@ -40,18 +41,39 @@ class Installation:
                 owner = module
                 for parent in parents:
                     owner = getattr(owner, parent)
-                self._patches.add(self._patch(hook, owner, name, hook.target))
+                patches = self._detail if hook.span in DETAIL else self._patches
+                patches.add(self._patch(hook, owner, name, hook.target))
             except (AttributeError, TypeError, ValueError):
                 self.missing.append(hook.target)
 
     def install(self) -> None:
         """Put every planned hook into force, or none."""
         self._patches.install()
+        try:
+            if self._detailed:
+                self._detail.install()
+        except Exception:
+            self._patches.revert()
+            raise
 
     def suspend(self) -> None:
         """Take every hook out of force until the next `install`."""
         with self._lock:
-            self._patches.revert()
+            self._revert()
+
+    def detail(self, on: bool) -> bool:
+        """Put the hooks of `DETAIL` into force or out of it; on the worker's thread, so that it rather gives up."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if on and not self._closed:
+                self._detail.install()
+            elif not on:
+                self._detail.revert()
+            self._detailed = on
+        finally:
+            self._lock.release()
+        return True
 
     def hook_runner(self, runner: Any) -> None:
         """Hook what only a live runner shows: its models' methods and the events that it waits for inline.
@@ -76,10 +98,14 @@ class Installation:
         """Put every original back; a second call does nothing."""
         with self._lock:
             self._closed = True
-            self._patches.revert()
-        for conflict in self._patches.conflicts:
+            self._revert()
+        for conflict in self._patches.conflicts + self._detail.conflicts:
             self._recorder.failed(RuntimeError(f"somebody patched over {conflict}; it was left as it is"))
-        self._patches.conflicts = []
+        self._patches.conflicts, self._detail.conflicts = [], []
+
+    def _revert(self) -> None:
+        self._detail.revert()
+        self._patches.revert()
 
     def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Change:
         probe = getattr(hook, "probe", None)

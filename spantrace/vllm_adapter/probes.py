@@ -29,11 +29,16 @@ def known_runner() -> Any:
 
 
 class Probes:
-    """The probes of one recording in one process; `on_runner` is called once, with the first model runner seen."""
+    """The probes of one recording in one process; `on_runner` is called once, with the first model runner seen.
 
-    def __init__(self, recorder: Recorder, on_runner: Callable[[Any], None]) -> None:
+    `in_detail()` is asked at each cycle's start whether the cycle is one to record in detail.
+    """
+
+    def __init__(
+        self, recorder: Recorder, on_runner: Callable[[Any], None], in_detail: Callable[[], bool] = lambda: True
+    ) -> None:
         self._fact = recorder.fact
-        self._gpu = recorder.gpu
+        self._gpu, self._in_detail = recorder.gpu, in_detail
         self._on_runner: Callable[[Any], None] | None = on_runner
         self._pairs: list[int] = []
         self._scheduler: Any = None
@@ -76,8 +81,9 @@ class Probes:
         """Note which step this worker was handed, and when."""
         global _runner
         self._fact("execute", getattr(scheduler_output, STEP, 0), time.perf_counter_ns())
+        detailed = self._in_detail()
         if self._gpu:
-            self._gpu.new_cycle()
+            self._gpu.new_cycle(detailed)
         if self._on_runner:
             found, self._on_runner = self._on_runner, None
             _runner = weakref.ref(worker.model_runner)

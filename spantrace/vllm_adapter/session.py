@@ -13,6 +13,7 @@ from spantrace.control import Connection
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
+from spantrace.sampling import Detail
 from spantrace.vllm_adapter import choice
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
 from spantrace.vllm_adapter.hooks import hooks_for
@@ -35,11 +36,11 @@ class Session:
     """The rings, probes and hooks of one recording in this process."""
 
     def __init__(self, options: Frame) -> None:
-        every = max(1, int(options.get("gpu_every", 1)))
-        self.gpu, self._event_ns = make_gpu_clock(every) if options.get("gpu", True) else (None, None)
+        self.gpu, self._event_ns = make_gpu_clock() if options.get("gpu", True) else (None, None)
         self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")))
         self._counted = choice.counts()
-        self.probes = Probes(self.recorder, lambda runner: self._installation.hook_runner(runner))
+        detail = Detail(max(1, int(options.get("detail_every", 1))), lambda on: self._installation.detail(on))
+        self.probes = Probes(self.recorder, lambda runner: self._installation.hook_runner(runner), detail.new_cycle)
         self._installation = Installation(self.recorder, self.probes)
 
     def start(self) -> Frame:
@@ -95,7 +96,7 @@ _pool: list[Any] = []
 """The process's timing events, kept for the next recording."""
 
 
-def make_gpu_clock(every: int = 1) -> tuple[GpuClock | None, float | None]:
+def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
     """A clock on this process's GPU and what recording one event costs in ns; (None, None) without a GPU."""
     gpu = gpu_of_this_process()
     if gpu is None:
@@ -108,7 +109,7 @@ def make_gpu_clock(every: int = 1) -> tuple[GpuClock | None, float | None]:
             _pool.extend(_used_once(side) for _ in range(CREATED_AT_ONCE))
             time.sleep(BREATH_S)
         costs = [_time_record(event, side) for event in _pool[:200]]
-    return GpuClock(_pool, torch.cuda.current_stream, _record_event(), every), float(median(costs))
+    return GpuClock(_pool, torch.cuda.current_stream, _record_event()), float(median(costs))
 
 
 def _record_event() -> Callable[[Any, Any], object]:

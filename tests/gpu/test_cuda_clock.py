@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 SLEEP = 2_000_000
+PRECISION_NS = 50_000
+"""How far off GPU times may lie on the host's clock, where nothing interrupts the host at a bad moment."""
 
 
 def recorder() -> Recorder:
@@ -40,17 +43,23 @@ def gpu_rows(recorder: Recorder) -> list[tuple[int, ...]]:
 
 
 def test_a_span_is_as_long_as_its_kernels() -> None:
+    """Each span is compared with its neighbour in time, since other processes may share the GPU."""
     instrument = recorder()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    assert instrument.gpu is not None
     sleep = instrument.wrap(lambda: torch.cuda._sleep(SLEEP), Site("target.forward", 0, gpu=True))
-    for _ in range(3):
+    beside = []
+    for _ in range(9):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        instrument.gpu.new_cycle()
         sleep()
-    torch.cuda.synchronize()
-    begin.record()
-    torch.cuda._sleep(SLEEP)
-    end.record()
-    *_, (_, _, _, start, stop) = gpu_rows(instrument)
-    assert (stop - start) / 1e6 == pytest.approx(begin.elapsed_time(end), rel=0.1)
+        begin.record()
+        torch.cuda._sleep(SLEEP)
+        end.record()
+        end.synchronize()
+        beside.append(begin.elapsed_time(end) * 1e6)
+    lengths = [stop - start for *_, start, stop in gpu_rows(instrument)]
+    assert len(lengths) == 9
+    assert median(length / other for length, other in zip(lengths, beside, strict=True)) == pytest.approx(1, rel=0.1)
 
 
 def test_marking_never_waits_for_a_busy_stream() -> None:
@@ -66,22 +75,29 @@ def test_marking_never_waits_for_a_busy_stream() -> None:
 
 
 def test_a_thousand_cycles_keep_their_order_and_lie_on_the_hosts_clock() -> None:
+    early, late = zip(*(misplaced(1000) for _ in range(5)), strict=True)
+    assert median(early) < PRECISION_NS, early
+    assert median(late) < PRECISION_NS, late
+
+
+def misplaced(cycles: int) -> tuple[int, int]:
+    """By how many ns the worst GPU span of as many cycles begins before its launch, or ends after the wait for it."""
     instrument = recorder()
     assert instrument.gpu is not None
     sleep = instrument.wrap(lambda: torch.cuda._sleep(20_000), Site("target.forward", 0, gpu=True))
-    for _ in range(1000):
+    bounds = []
+    for _ in range(cycles):
         instrument.gpu.new_cycle()
+        before = time.perf_counter_ns()
         sleep()
         torch.cuda.synchronize()
-    after = time.perf_counter_ns()
+        bounds.append((before, time.perf_counter_ns()))
     rows = np.array(gpu_rows(instrument), dtype=np.int64)
-    assert len(rows) == 1000
-    start = rows[:, 3] + _offset(rows)
-    assert (np.diff(start) > 0).all()
-    late = start - rows[:, 1]
-    assert np.median(late) < 50_000
-    assert late.min() >= -50_000, "the opening event is recorded just before the host reads its clock"
-    assert start[-1] < after
+    assert len(rows) == cycles
+    start, end = rows[:, 3:].T + _offset(rows)
+    assert (start[1:] > end[:-1]).all()
+    launched, waited = np.array(bounds, dtype=np.int64).T
+    return int((launched - start).max()), int((end - waited).max())
 
 
 def test_no_more_events_a_cycle_than_the_budget() -> None:

@@ -59,16 +59,30 @@ def test_both_sides_of_a_contest_are_captured(name: str) -> None:
 
 
 def test_a_graph_takes_the_time_of_its_kernels() -> None:
-    found = race(
-        Contest("", lambda: torch.cuda._sleep(2_000_000), lambda: torch.cuda._sleep(1_000_000), (), ()), "cuda", 6
-    )
-    assert median(found.stock) / median(found.fast) == pytest.approx(2, rel=0.05)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    torch.cuda._sleep(2_000_000)
-    end.record()
-    end.synchronize()
-    assert median(found.stock) * 1e3 == pytest.approx(begin.elapsed_time(end), rel=0.1)
+    """What events say is measured before and after each race, since other processes may share the GPU."""
+    contest = Contest("", lambda: torch.cuda._sleep(2_000_000), lambda: torch.cuda._sleep(1_000_000), (), ())
+    halves, shares = [], []
+    for _ in range(5):
+        before = seconds_by_events(2_000_000)
+        found = race(contest, "cuda", 6)
+        expected = (before + seconds_by_events(2_000_000)) / 2
+        halves.append(median(found.stock) / median(found.fast))
+        shares.append(median(found.stock) / expected)
+    assert median(halves) == pytest.approx(2, rel=0.05), halves
+    assert median(shares) == pytest.approx(1, rel=0.1), shares
+
+
+def seconds_by_events(cycles: int) -> float:
+    """What a kernel that spins for as many cycles takes on this GPU now."""
+    found = []
+    for _ in range(9):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3)
+    return median(found)
 
 
 def test_what_cannot_be_captured_is_timed_from_the_host_and_leaves_no_harm() -> None:

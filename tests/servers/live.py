@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = LONG_S)
 
 
 class LiveRecording:
-    """`spantrace record` of `server` as a process of its own."""
+    """`spantrace record` of `server` as a process of its own, every cycle in detail unless told otherwise."""
 
     def __init__(self, server: CpuServer, path: Path, *arguments: str, **options: Any) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class LiveRecording:
         self._frames: list[Frame] = []
         where = ["--dir", server.environment["SPANTRACE_DIR"]]
         self.process = subprocess.Popen(
-            [PROGRAM, "record", f":{server.port}", "-o", str(path), *where, *arguments],
+            [PROGRAM, "record", f":{server.port}", "-o", str(path), "--detail-every", "1", *where, *arguments],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

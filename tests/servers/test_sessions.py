@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from conftest import ACCEPTANCE
 from live import MANY, LiveRecording, Witness, assert_clean, live, wait_until
 
 from spantrace.frames import Frame, unpack_rows
 from spantrace.loading import load
+from spantrace.sampling import RUN
+from spantrace.spans import Kind
 
 if TYPE_CHECKING:
     from conftest import AskWitness, Serve
@@ -50,6 +53,25 @@ def test_ten_recordings_are_complete_and_leave_vllm_as_it_was(server: CpuServer,
     for path in paths:
         assert_clean(load(path))
     assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_detail_is_in_one_run_of_cycles_in_five_and_all_else_in_every_cycle(
+    server: CpuServer, seer: Witness, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.spantrace"
+    with server.load(2), live(server, path, *MANY, "--warmup", "0", "--detail-every", "5") as running:
+        running.has(cycles=150)
+    assert seer.changed() == []
+    recording = load(path)
+    assert_clean(recording)
+    steady = recording.of_kind(Kind.STEADY)
+    detailed = steady.calls("target.metadata.attention") > 0
+    assert 0.1 < detailed.mean() < 0.3
+    assert np.array_equal(steady.calls("draft.input_prep") > 0, detailed)
+    runs = np.diff(np.flatnonzero(np.diff(detailed.astype(int)) != 0))
+    assert set(np.unique(runs)) <= {*range(1, RUN + 1), *range(3 * RUN, 4 * RUN + 1)}
+    for name in ("schedule", "target.metadata", "target.forward", "sample", "draft.propose", "output.update"):
+        assert (steady.calls(name) > 0).all(), name
 
 
 def test_a_second_recorder_is_told_and_the_first_goes_on(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
