@@ -23,6 +23,7 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
         elif frame["type"] == "described":
             known = {key: value for key, value in frame["server"].items() if value is not None}
             full["server"] = {**frame["server"], **full["server"], **known}
+            full["gpus"] = frame.get("gpus") or full.get("gpus")
             full["gpu"] = frame["gpu"] and {**_state_of(frame["gpu"]["uuid"], full.get("gpus") or []), **frame["gpu"]}
         elif frame["type"] in ("health", "stopped"):
             processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))

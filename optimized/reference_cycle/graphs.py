@@ -23,16 +23,17 @@ class Pass(Generic[Result]):
         self._run = run
         self._captured = torch.device(device).type == "cuda"
         self._graph: Any = None
-        self._result: Result | None = None
+        self._result: Any = None
 
     def __call__(self) -> Result:
         """Run the pass once; the first call on a GPU captures it."""
         if not self._captured:
             return self._run()
-        if self._result is None:
+        if self._graph is None:
             self._result = self._capture()
         self._graph.replay()
-        return self._result
+        result: Result = self._result
+        return result
 
     @property
     def replayed(self) -> bool:

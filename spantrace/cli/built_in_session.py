@@ -18,6 +18,7 @@ from spantrace.journal import Journal
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.switched import KEY
 from spantrace.vllm_adapter.description import gpu_description
+from spantrace.vllm_adapter.gpu_state import gpu_states
 from spantrace.vllm_adapter.session import make_gpu_clock
 
 DRAIN_S = 1.0
@@ -42,7 +43,7 @@ class Session:
         about = {"pid": os.getpid(), "role": "engine", "missing": [], "sites": self._sites}
         calibration = {"host_span_ns": cost_of_a_span(), "gpu_event_ns": self._event_ns}
         self._write({"type": "armed", "about": about, "calibration": calibration})
-        self._write({"type": "described", "server": self._server, "gpu": self._gpu})
+        self._describe()
         self._patches.install()
         return self
 
@@ -62,14 +63,21 @@ class Session:
             self._write({"type": "health", **self._state(optimized.counts())})
 
     def finish(self, notes: list[str]) -> None:
-        """Journal the rest: rows, events that the GPU was not asked for yet, health, and what to doubt."""
+        """Journal the rest: rows, events that the GPU was not asked for yet, health, and what to doubt.
+
+        The GPU's clocks are read here, where it has just been at work; before, it idled.
+        """
         if self._clock:
+            self._describe(gpus=gpu_states())
             torch.cuda.synchronize()
         self._drain()
         for note in notes:
             self._write({"type": "note", "text": note})
         self._write({"type": "stopped", **self._state(self._counts)})
         self._journal.write({"type": "end"})
+
+    def _describe(self, **more: Any) -> None:
+        self._write({"type": "described", "server": self._server, "gpu": self._gpu, **more})
 
     def _drain(self) -> None:
         while self._clock and self._clock.resolve():

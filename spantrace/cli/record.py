@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @click.option(
     "--warmup",
     type=click.IntRange(0),
-    default=100,
+    default=20,
     show_default=True,
-    help="Steady cycles to leave out first: Python runs hooked classes slower for some 90 cycles after a change.",
+    help="Steady cycles to leave out first.",
 )
 @click.option("--nvtx", is_flag=True, help="Also push each span as an NVTX range of the domain spantrace.")
 @click.option("--gpu/--no-gpu", default=True, help="Time GPU spans with events (default) or the host alone.")

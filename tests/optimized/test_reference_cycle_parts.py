@@ -267,3 +267,22 @@ def test_what_no_span_covers_of_a_step_is_below_three_percent() -> None:
     direct = [length[site.span] for site in sites if PARENT[site.span] == "cycle"]
     left = [1 - sum(parts) / whole for whole, *parts in zip(length["cycle"], *direct, strict=True)]
     assert median(left) < 0.03
+
+
+def test_a_pass_without_a_result_is_captured_once_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    def capture(self: Pass[None]) -> None:
+        assert self._graph is None
+        self._graph = graph
+
+    graph = Graph()
+    monkeypatch.setattr(Pass, "_capture", capture)
+    captured: Pass[None] = Pass(lambda: None, "cuda")
+    for _ in range(3):
+        captured()
+    assert graph.replays == 3
