@@ -59,7 +59,7 @@ def packed(frame: Frame) -> Frame:
         return frame
     try:
         rows = np.frombuffer(frame["raw"], dtype="<i8").reshape(frame["shape"]).astype(np.int64, copy=False)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"rows are damaged: {error}") from error
     return {**{name: value for name, value in frame.items() if name != "raw"}, **pack_rows(rows)}
 

@@ -66,6 +66,47 @@ def test_options_travel_with_the_request(cast: Cast, journal: Journal) -> None:
     assert requests == [{"type": "record", "nvtx": True, "gpu": False}]
 
 
+def test_hooks_are_paused_and_resumed_in_every_process(cast: Cast, journal: Journal) -> None:
+    def pausing(connection: Connection, actor: Actor) -> None:
+        *frames, stopped = actor.played.frames()
+        for answer in ("paused", "resumed"):
+            request = connection.receive(10)
+            assert request is not None
+            actor.log.append(f"{actor.name} {request['type']}")
+            connection.send(*frames, {"type": answer})
+            frames = []
+        assert connection.receive(10) == {"type": "stop"}
+        connection.send(stopped)
+
+    def armed(connection: Connection, actor: Actor) -> None:
+        first, *_ = actor.played.frames()
+        connection.send(first)
+        pausing(connection, actor)
+
+    log = cast(*sync_server(turns=3), worker=armed, engine=armed)
+    with prepared(journal) as capture:
+        capture.pause()
+        capture.resume()
+        assert capture.stop()
+    assert log[2:] == ["engine pause", "worker pause", "worker resume", "engine resume"]
+    assert capture.cycles == 3
+
+
+def test_a_process_that_dies_instead_of_pausing_is_told(cast: Cast, journal: Journal) -> None:
+    def die(connection: Connection, actor: Actor) -> None:
+        first, *_ = actor.played.frames()
+        connection.send(first)
+        connection.receive(10)
+        connection.close()
+
+    cast(sync_server()[0], engine=die)
+    with (
+        prepared(journal, {ENGINE: "engine"}) as capture,
+        pytest.raises(SpantraceError, match="instead of being paused"),
+    ):
+        capture.pause()
+
+
 def test_only_decode_cycles_count(cast: Cast, journal: Journal) -> None:
     engine = Played("engine", ENGINE)
     engine.schedule(1, 10, prefill=1).schedule(2, 20, tokens=0).schedule(3, 30).schedule(4, 40, drafts=0)

@@ -16,7 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrace.frames import LARGEST_FRAME, LARGEST_REQUEST, Decoder, encode, pack_rows, read_frames, unpack_rows
+from spantrace.frames import (
+    LARGEST_FRAME,
+    LARGEST_REQUEST,
+    Decoder,
+    encode,
+    pack_rows,
+    packed,
+    plain_rows,
+    read_frames,
+    unpack_rows,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLAIN = st.recursive(
@@ -108,6 +118,22 @@ def test_rows_come_back(rows: list[tuple[int, int, int]]) -> None:
     array = np.array(rows, dtype=np.int64).reshape(-1, 3)
     frame = msgpack.unpackb(msgpack.packb(pack_rows(array)))
     assert np.array_equal(unpack_rows(frame), array)
+
+
+@given(st.lists(st.tuples(INT64, INT64, INT64), max_size=30))
+def test_plain_rows_are_packed_by_whoever_keeps_them(rows: list[tuple[int, int, int]]) -> None:
+    array = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    frame = msgpack.unpackb(msgpack.packb({"type": "rows", **plain_rows(array)}))
+    kept = packed(frame)
+    assert np.array_equal(unpack_rows(kept), array)
+    assert "raw" not in kept
+    assert packed(kept) is kept
+
+
+@pytest.mark.parametrize("damage", [{"raw": b"short"}, {"raw": None}, {"shape": [7]}, {"shape": "x"}])
+def test_damaged_plain_rows_are_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="rows are damaged"):
+        packed({**plain_rows(np.arange(6).reshape(2, 3)), **damage})
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1)])
