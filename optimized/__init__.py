@@ -15,6 +15,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from optimized.cases import Place
 from optimized.optimization import Optimization, Switch
 from optimized.pinning import self_test
 from optimized.seams import BUILT_IN, Seam
@@ -61,13 +62,38 @@ def applied() -> tuple[str, ...]:
     return tuple(_applied)
 
 
-def apply(ids: Iterable[str], vllm: str | None = None) -> list[str]:
-    """Switch these on, all of them or none; returns those that were not on before.
+class Prepared:
+    """What is to be switched on: checked, planned and tested, with nothing replaced yet."""
 
-    In the built-in cycle, or in the vLLM of that version, whose modules are imported where they are not yet.
+    def __init__(self, planned: dict[str, _Applied]) -> None:
+        self._planned = planned
 
-    Raises SpantraceError, with nothing changed, where an id is unknown, a requirement does not hold, a seam is missing
-    or in somebody else's hands, or a PINNED one is not equal to its reference here.
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What `install` will put on."""
+        return tuple(self._planned)
+
+    def install(self) -> list[str]:
+        """Put all of it into force; returns the ids. SpantraceError, with nothing changed, where a seam resists."""
+        done: list[str] = []
+        try:
+            for name, item in self._planned.items():
+                item.installed.install()
+                done.append(name)
+        except Exception as error:
+            for name in reversed(done):
+                self._planned[name].installed.revert()
+            raise SpantraceError(f"nothing was applied, because a seam could not be replaced: {error}") from error
+        _applied.update(self._planned)
+        return done
+
+
+def prepare(ids: Iterable[str], vllm: str | None = None, place: Place | None = None) -> Prepared:
+    """Get ready to switch on those of these that are not on yet: in the built-in cycle, or in the vLLM of that version.
+
+    Its modules are imported where they are not yet. Raises SpantraceError, with nothing changed, where an id is
+    unknown, a requirement does not hold, a seam is missing or in somebody else's hands, or a PINNED one is not equal to
+    its reference at `place`, which is where this machine would run it unless told otherwise.
     """
     wanted = [name for name in _known(ids) if name not in _applied]
     for name in wanted:
@@ -81,18 +107,13 @@ def apply(ids: Iterable[str], vllm: str | None = None) -> list[str]:
                 raise SpantraceError(f"{name} and {other} both replace {seam.method}; choose one of them")
         planned[name] = _plan(discover()[name], vllm)
     for name in planned:
-        self_test(discover()[name])
-    done: list[str] = []
-    try:
-        for name, item in planned.items():
-            item.installed.install()
-            done.append(name)
-    except Exception as error:
-        for name in reversed(done):
-            planned[name].installed.revert()
-        raise SpantraceError(f"nothing was applied, because a seam could not be replaced: {error}") from error
-    _applied.update(planned)
-    return wanted
+        self_test(discover()[name], place)
+    return Prepared(planned)
+
+
+def apply(ids: Iterable[str], vllm: str | None = None, place: Place | None = None) -> list[str]:
+    """Switch these on, all of them or none, as `prepare` and `install` do; returns those that were not on before."""
+    return prepare(ids, vllm, place).install()
 
 
 def revert(ids: Iterable[str] | None = None) -> list[dict[str, Any]]:

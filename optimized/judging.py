@@ -104,6 +104,8 @@ class _Tally:
         """All of it."""
         if self.devices and place.device not in self.devices:
             self.fault(f"nothing was computed on {place.device}")
+        if not self.elements and not self.faults:
+            self.fault("there was nothing to compare")
         return Judgement(
             optimization.id,
             case.name,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from optimized.reference_cycle.settings import DRAFTERS
 from optimized.seams import BUILT_IN, Seam, is_specifier
 from spantrace.patching import Function
 from spantrace.spans import SPAN_NAMES
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MOST_REASONS, LONGEST_REASON = 16, 80
+"""Errors that are told apart while a switch is on, and the characters of each one's first line that are kept."""
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -53,11 +56,20 @@ def needs_package(name: str) -> Requirement:
 
 @dataclass
 class Counts:
-    """How often calls took the optimized way, fell back, or failed and fell back, the latter two by reason."""
+    """How often calls took the optimized way, fell back, or failed and fell back, the latter two by reason.
+
+    In the built-in cycle a hit is a cycle, whatever the number of calls in it: those of two switches can be compared.
+    """
 
     hits: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+
+    def failed(self, error: Exception) -> None:
+        """Count an error by its type and the beginning of its text; the sorts that are told apart are limited."""
+        text = next(iter(str(error).splitlines()), "")[:LONGEST_REASON].rstrip()
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        self.errors[reason if reason in self.errors or len(self.errors) < MOST_REASONS else "other errors"] += 1
 
     def as_dict(self, name: str) -> dict[str, Any]:
         """Plain values for a recording's header."""
@@ -109,7 +121,7 @@ def guarded(
         try:
             result = fast(*args)
         except Exception as error:
-            counts.errors[f"{type(error).__name__}: {error}"] += 1
+            counts.failed(error)
             if recover:
                 recover(error, *args)
             return original(*args)
@@ -127,7 +139,8 @@ class Optimization:
     are taken; all others run the original. `memory` gives the bytes it adds at given settings, `switch` what is put
     into the seams of the built-in cycle, `vllm_switch` into those of vLLM, and `cases` what it is judged on. A
     `live_switchable` one can be put on and taken off between any two steps, another one at the start only. `contest`
-    is what it is timed on at given settings; a PINNED one says on which torch it was `proven`.
+    is what it is timed on at given settings; a PINNED one says on which torch it was `proven`. In the built-in cycle
+    it has hits with each of its `drafters`, and none with the others.
 
     For vLLM, `sources` holds the sha256 of the source text of every function that is replaced or relied on, by
     "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
@@ -155,6 +168,7 @@ class Optimization:
     evidence: str = ""
     contest: Callable[[Settings], Contest] | None = None
     proven: str = ""
+    drafters: tuple[str, ...] = DRAFTERS
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -167,6 +181,8 @@ class Optimization:
             raise ValueError(f"{self.id}: {', '.join(unknown)} is no span")
         if not self.targets or not self.seams:
             raise ValueError(f"{self.id}: at least one target span and one seam are needed")
+        if not self.drafters or not set(self.drafters) <= set(DRAFTERS):
+            raise ValueError(f"{self.id}: drafters are one or more of {', '.join(DRAFTERS)}")
         if len({(seam.owner, seam.where) for seam in self.seams}) < len(self.seams):
             raise ValueError(f"{self.id}: a seam is declared twice")
         if (self.agreement is Agreement.PINNED) != bool(self.proven):

@@ -58,4 +58,5 @@ OPTIMIZATION = Optimization(
     switch=_switch,
     cases=_cases,
     contest=_contest,
+    drafters=("dflash",),
 )

@@ -68,31 +68,44 @@ class Context:
             grown = torch.cat((self.history[slot], kept[row, : int(self.drafter.queries.counts[row])]))
             self.history[slot] = grown[:longest]
         self.drafter.advance()
-        return {
+        seen = {
             f"layer {index}": torch.stack([self._attention(layer, row, slot) for row, slot in self._seated()])
             for index, layer in enumerate(self.drafter.layers)
             if self.history
         }
+        lengths = [len(self.history.get(slot, ())) for slot in range(self.settings.batch + 1)]
+        spoilt = torch.zeros(self.settings.batch, longest, dtype=torch.bool, device=self.settings.device)
+        return {**seen, "lengths": torch.tensor(lengths, device=self.settings.device), "spoilt": spoilt}
 
     def fast(self) -> dict[str, Tensor]:
         """With the cache: the stock `remember`, but for the keys and values of the rows, and attention in place."""
-        drafter = self.drafter
+        drafter, before, ends = self.drafter, self._held(), self._ends()
         drafter.recompute = partial(self.switch.recompute, drafter)  # type: ignore[method-assign]
         drafter.remember()
         drafter.advance()
         self.switch.seat(drafter)
         drafter.build_metadata()
         rows = [row for row, _ in self._seated()]
-        return {
-            f"layer {index}": self.switch.attend(drafter, index, *self.block)[rows]
-            for index in range(len(drafter.layers))
-            if rows
-        }
+        attended = [self.switch.attend(drafter, index, *self.block) for index in range(len(drafter.layers))]
+        seen = {f"layer {index}": answer[rows] for index, answer in enumerate(attended) if rows}
+        spoilt = (self._held() != before).any(dim=-1) & (self._range(before.shape[1]) < ends.unsqueeze(1))
+        return {**seen, "lengths": drafter.context_lengths.clone(), "spoilt": spoilt}
 
     def next(self) -> None:
         """Verify other rows."""
         self.step += 1
         self._draw()
+
+    def _held(self) -> Tensor:
+        """All that is kept of each column of each request's slot: [B, max_ctx, numbers]."""
+        held, longest = self.switch.cache_of(self.drafter), self.settings.draft_context
+        parts = [part[:, :-1, :longest].movedim(0, 2).flatten(2) for part in (held.keys, held.values)]
+        return torch.cat((*parts, self.drafter.projected[:-1]), dim=-1)
+
+    def _ends(self) -> Tensor:
+        """How many columns of each slot no step may change, int64 [B]: its context, or all where nobody is in it."""
+        taken = torch.isin(self._range(self.settings.batch), self.drafter.slots)
+        return self.drafter.context_lengths[:-1].masked_fill(~taken, self.settings.draft_context)
 
     def _seated(self) -> list[tuple[int, int]]:
         return [(row, slot) for row, slot in enumerate(self.drafter.slots.tolist()) if slot in self.history]

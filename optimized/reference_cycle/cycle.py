@@ -99,6 +99,11 @@ class Cycle:
             self.scheduler.add(request)
         return requests
 
+    def restart(self) -> None:
+        """Let go of all requests and number the next ones from 0 again: equal ones then get equal proposals."""
+        self.scheduler.abort()
+        self._added = count()
+
     def verify_from(self, source: Continuation | Forced | None) -> None:
         """Take the tokens to verify from `source`, None being the drafter, for requests that are added from now on."""
         self.proposals = Proposals(self.settings, source)

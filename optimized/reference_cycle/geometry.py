@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from spantrace.errors import SpantraceError
 
@@ -99,7 +100,7 @@ class Geometry:
             raise SpantraceError(f"the mask token {self.mask_token} must lie in the vocabulary of {self.vocab}")
 
     def scaled(self, layers: int | None = None, hidden: int | None = None, vocab: int | None = None) -> Geometry:
-        """This geometry with other sizes: taps and state layers spread as before, the rest as wide in proportion."""
+        """This geometry with other sizes: taps and kinds of layers spread as before, the rest as wide in proportion."""
         deep, wide, words = layers or self.layers, hidden or self.hidden, vocab or self.vocab
         return replace(
             self,
@@ -108,7 +109,7 @@ class Geometry:
             vocab=words,
             intermediate=self._narrowed(self.intermediate, wide),
             taps=self._moved(self.taps, deep),
-            state_layers=self._moved(self.state_layers, deep),
+            state_layers=self._states_among(deep),
             dflash=replace(self.dflash, intermediate=self._narrowed(self.dflash.intermediate, wide)),
             dspark=replace(self.dspark, intermediate=self._narrowed(self.dspark.intermediate, wide)),
             mask_token=min(self.mask_token, words - 1),
@@ -120,6 +121,25 @@ class Geometry:
     def _moved(self, layers: tuple[int, ...], deep: int) -> tuple[int, ...]:
         scale = (deep - 1) / max(self.layers - 1, 1)
         return tuple(sorted({round(layer * scale) for layer in layers}))
+
+    def _states_among(self, deep: int) -> tuple[int, ...]:
+        """The state layers of `deep` layers: the same share of every stretch of them, and from 2 on not one kind only.
+
+        What is rounded is how many lie in front of each layer, so neighbours never fall together as rounded places do.
+        """
+        if not self.state_layers:
+            return ()
+        depths = [Fraction(layer * self.layers, deep) for layer in range(deep + 1)]
+        in_front = [round(self._states_within(depth) * deep / self.layers) for depth in depths]
+        states = [layer for layer in range(deep) if in_front[layer + 1] > in_front[layer]]
+        if deep > 1 and len(states) in (0, deep) and len(self.state_layers) < self.layers:
+            states = states[:-1] or [0]
+        return tuple(states)
+
+    def _states_within(self, depth: Fraction) -> Fraction:
+        """How many state layers lie within the first `depth` layers, the last of which may be a part of one."""
+        whole = int(depth)
+        return sum(layer < whole for layer in self.state_layers) + (depth - whole) * (whole in self.state_layers)
 
 
 def taps_of(layers: int, count: int = 5) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+DRAFTERS = ("dflash", "dspark")
 DrafterKind = Literal["dflash", "dspark", "none"]
 
 
@@ -34,8 +35,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.drafter not in ("dflash", "dspark", "none"):
-            raise SpantraceError(f"no drafter is called {self.drafter!r}; choose dflash, dspark or none")
+        if self.drafter not in (*DRAFTERS, "none"):
+            raise SpantraceError(f"no drafter is called {self.drafter!r}; choose {', '.join(DRAFTERS)} or none")
         if self.dtype not in DTYPES:
             raise SpantraceError(f"{self.dtype!r} is no dtype of the cycle; choose one of {', '.join(DTYPES)}")
         for name in ("batch", "context", "page_size", "draft_length"):

@@ -104,14 +104,19 @@ class Target:
         self.blocks = [self._block(layer, weights.of(str(layer))) for layer in range(geometry.layers)]
         self.state_layers = [block.mixer for block in self.blocks if isinstance(block.mixer, StateLayer)]
         self._passes: dict[int, tuple[Rows, Pass[TargetOutput]]] = {}
+        self._chosen = 0
 
     def rows_per_request(self) -> int:
-        """Rows that verify one request's drafts: 2K, of which the first K + 1 count; 1 without a drafter."""
+        """Rows that verify one request's drafts: 2K, of which the first K + 1 count; 1 without a drafter.
+
+        Asked once a cycle, when its inputs are prepared.
+        """
         return max(2 * self.settings.speculative, 1)
 
     def prepare_inputs(self, batch: Batch) -> None:
         """Upload the batch; each request's newest token, its drafts, then zeros up to the number of rows."""
         batch.upload()
+        self._chosen = self.rows_per_request()
         rows, _ = self._verifying()
         drafts = batch.drafts.clamp(min=0)
         filler = batch.last.new_zeros(batch.rows, rows.tokens.shape[1] - 1 - drafts.shape[1])
@@ -191,11 +196,11 @@ class Target:
         return TargetOutput(self.logits(hidden), taps, states)
 
     def _verifying(self) -> tuple[Rows, Pass[TargetOutput]]:
-        count = self.rows_per_request()
-        if count not in self._passes:
-            rows = Rows.empty(self.settings, count)
-            self._passes[count] = rows, Pass(lambda: self.verify(rows), self.settings.device)
-        return self._passes[count]
+        """The buffers and the pass of as many rows a request as this cycle's inputs were prepared for."""
+        if self._chosen not in self._passes:
+            rows = Rows.empty(self.settings, self._chosen)
+            self._passes[self._chosen] = rows, Pass(lambda: self.verify(rows), self.settings.device)
+        return self._passes[self._chosen]
 
     def _layers(self, rows: Rows) -> tuple[Tensor, Tensor, list[States]]:
         """The stream after the last layer, the taps, and the states after every token."""

@@ -97,7 +97,7 @@ class Shortcut:
         try:
             reason = why_not(is_prefilling, longest_query, decode_threshold)
         except Exception as error:
-            self.counts.errors[f"{type(error).__name__}: {error}"] += 1
+            self.counts.failed(error)
             return False
         if reason is not None:
             self.counts.fallbacks[reason] += 1
@@ -111,7 +111,7 @@ class Shortcut:
         try:
             return self.offsets.last_blocks(table, lengths, spec.block_size, 1 + spec.num_speculative_blocks)
         except Exception as error:
-            self.counts.errors[f"{type(error).__name__}: {error}"] += 1
+            self.counts.failed(error)
             return stock(table, lengths, spec, mode)
 
     def _rewritten(self, original: Function) -> Function:

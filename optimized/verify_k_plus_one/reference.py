@@ -11,7 +11,7 @@ from optimized.cases import Case, Place
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.geometry import Geometry
 from optimized.reference_cycle.settings import Settings
-from optimized.reference_cycle.target import Target
+from optimized.reference_cycle.target import AttentionLayer, Target
 from optimized.verify_k_plus_one import rows as implementation
 
 SMALL = Geometry("case", hidden=32, layers=2, head_dim=8, intermediate=40, vocab=61, taps=(0, 1), mask_token=60)
@@ -64,12 +64,25 @@ class Verification:
         self.target.build_metadata(self.batch)
         output, kept = self.target.forward(), self.settings.speculative + 1
         self.target.commit_states(output.states, self.batch.slots, self._counts())
-        real = self.batch.slots != self.batch.dummy
-        slots = self.batch.slots[real]
+        real, slots = self.batch.slots != self.batch.dummy, slice(self.settings.batch)
         states = {f"state {i}": layer.ssm_state[slots] for i, layer in enumerate(self.target.state_layers)}
         windows = {f"window {i}": layer.convolution_state[slots] for i, layer in enumerate(self.target.state_layers)}
         seen = {"logits": output.logits[real, :kept], "taps": output.taps[real, :kept]}
-        return {**seen, **{name: state.clone() for name, state in (states | windows).items()}}
+        return {**seen, **self._pools(kept), **{name: state.clone() for name, state in (states | windows).items()}}
+
+    def _pools(self, kept: int) -> dict[str, Tensor]:
+        """Every slot's pages: of a request in flight up to the rows that count, of an idle slot all as they were."""
+        settings = self.settings
+        ends = torch.full((settings.batch + 1,), settings.capacity, device=settings.device)
+        ends[self.batch.slots] = self.batch.cached + kept
+        written = torch.arange(settings.capacity, device=settings.device) < ends[:-1].unsqueeze(1)
+        pools = {
+            f"{name} {index}": getattr(block.mixer, name)[1:].unflatten(0, (settings.batch, -1)).flatten(1, 2)
+            for index, block in enumerate(self.target.blocks)
+            if isinstance(block.mixer, AttentionLayer)
+            for name in ("keys", "values")
+        }
+        return {name: pool * written[..., None, None] for name, pool in pools.items()}
 
     def _counts(self) -> Tensor:
         at = [self.accepted[(row + self.step) % len(self.accepted)] + 1 for row in range(self.settings.batch)]

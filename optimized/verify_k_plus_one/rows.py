@@ -25,7 +25,7 @@ def why_not(target: Target) -> str | None:
 
 
 class FewerRows:
-    """The switch; a hit is one call that asked for the number of rows, a few of which make a cycle."""
+    """The switch; a hit is a cycle, which asks for the number of rows once."""
 
     def __init__(self) -> None:
         self.counts = Counts()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,12 +19,15 @@ import optimized  # noqa: E402
 from optimized.cases import Case, Contest, Place  # noqa: E402
 from optimized.judging import TOLERANCES, choose_place, judge  # noqa: E402
 from optimized.optimization import Agreement, Optimization  # noqa: E402
+from optimized.reference_cycle.cycle import Cycle, random_prompts  # noqa: E402
+from optimized.reference_cycle.graphs import Pass  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402
 from optimized.timing import copy_bandwidth, race  # noqa: E402
 from spantrace.cli.main import run  # noqa: E402
 
 ALL = optimized.discover()
 CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in ALL.values() for case in item.cases()]
+FIRING = [name for name, item in ALL.items() if item.seams_at()]
 TIMED = [name for name, item in ALL.items() if item.contest is not None]
 SETTINGS = Settings(context=256, batch=4, device="cuda", dtype="bfloat16")
 Capture = pytest.CaptureFixture[str]
@@ -40,6 +45,36 @@ def test_the_implementation_agrees_with_its_reference(item: Optimization, case: 
     assert judged.place.dtype == (case.dtype or dtype)
     if item.agreement is not Agreement.TOLERANT:
         assert (judged.unequal, judged.error) == (0, 0.0)
+
+
+def held(cycle: Cycle) -> tuple[int, int]:
+    """After three more cycles: bytes that PyTorch's allocator has given out, in blocks of 512, and that were asked for.
+
+    The passes run as they are: a graph's pool would keep what they allocate in between.
+    """
+    for _ in range(3):
+        cycle.step()
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
+@pytest.mark.parametrize(("name", "drafter"), [(name, by) for name in FIRING for by in ("dflash", "dspark")])
+def test_declared_memory_is_what_the_gpu_gives(name: str, drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pass, "__call__", lambda self: self._run())
+    settings, item = replace(SETTINGS, drafter=drafter), ALL[name]
+    cycle = Cycle(settings)
+    cycle.add(random_prompts(settings, settings.batch, 100), 100)
+    held(cycle)
+    blocks, asked = held(cycle)
+    optimized.apply([name])
+    try:
+        more_blocks, more_asked = held(cycle)
+    finally:
+        optimized.revert()
+    assert more_asked - asked == item.memory(settings)
+    assert 0 <= more_blocks - blocks - item.memory(settings) < 512 * 32
+    assert held(cycle)[1] == asked
 
 
 def test_verify_says_so(capsys: Capture) -> None:

@@ -222,7 +222,43 @@ def test_geometries_scale() -> None:
         assert max(scaled.taps) < 5
         assert scaled.intermediate == pytest.approx(geometry.intermediate / 4, abs=1)
     assert len(GEOMETRIES["nemotron-h"].state_layers) == 23
+    for geometry in (*GEOMETRIES.values(), SMALL, WITH_STATES):
+        assert geometry.scaled(geometry.layers, geometry.hidden, geometry.vocab) == geometry
     assert describe(Settings())["geometry"] == "tiny"
+
+
+@pytest.mark.parametrize("layers", range(2, 61))
+def test_a_scaled_geometry_keeps_its_share_and_order_of_state_layers(layers: int) -> None:
+    for source in (GEOMETRIES["nemotron-h"], WITH_STATES, replace(SMALL, layers=12, state_layers=(0, 1, 2, 3))):
+        scaled, kept = source.scaled(layers=layers), len(source.state_layers)
+        share = kept * layers / source.layers
+        assert abs(len(scaled.state_layers) - share) <= 0.5 or len(scaled.state_layers) in (1, layers - 1)
+        assert 0 < len(scaled.state_layers) < layers
+        for depth in range(layers + 1):
+            here = sum(layer < depth for layer in scaled.state_layers)
+            there = sum(min(max(depth / layers * source.layers - layer, 0), 1) for layer in source.state_layers)
+            assert abs(here - there * layers / source.layers) <= 1
+
+
+def test_a_scaled_nemotron_has_attention_where_it_had_it() -> None:
+    source = GEOMETRIES["nemotron-h"]
+
+    def attending(layers: int) -> list[int]:
+        return [layer for layer in range(layers) if layer not in source.scaled(layers=layers).state_layers]
+
+    assert attending(29) == [3, 7, 11, 15, 20, 25]
+    assert attending(58) == [6, 7, 14, 15, 22, 23, 30, 31, 40, 41, 50, 51]
+    assert [len(attending(layers)) for layers in (2, 3, 5, 8, 16, 20, 40)] == [1, 1, 1, 2, 3, 4, 8]
+    assert source.scaled(layers=2).state_layers == (0,)
+    assert SMALL.scaled(layers=9).state_layers == ()
+
+
+def test_a_scaled_geometry_taps_the_same_depths() -> None:
+    source = GEOMETRIES["nemotron-h"]
+    assert source.taps == (1, 7, 14, 20, 26)
+    assert source.scaled(layers=57).taps == (2, 14, 28, 40, 52)
+    assert source.scaled(layers=15).taps == (0, 4, 7, 10, 13)
+    assert GEOMETRIES["tiny"].scaled(layers=2).taps == (0, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"draft_length": 0}, {"page_size": 0}, {"drafter": "eagle"}])

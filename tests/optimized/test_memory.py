@@ -1,0 +1,78 @@
+"""Declared memory against the tensors that are alive, which no switch is asked about."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_cycles import OUTPUT, SMALL, WITH_STATES, prompts_for, small  # noqa: E402
+
+import optimized  # noqa: E402
+from optimized.optimization import Optimization  # noqa: E402
+from optimized.reference_cycle.cycle import Cycle  # noqa: E402
+from optimized.reference_cycle.settings import Settings  # noqa: E402
+
+ALL = {name: item for name, item in optimized.discover().items() if item.seams_at()}
+
+
+@pytest.fixture(autouse=True)
+def _everything_off() -> Iterator[None]:
+    yield
+    optimized.revert()
+
+
+def alive() -> int:
+    """Bytes of the storages of all tensors that Python can reach."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def running(settings: Settings) -> Cycle:
+    """A cycle with requests, three steps on, so that all of its own buffers are there."""
+    cycle = Cycle(settings)
+    cycle.add(prompts_for(settings), OUTPUT)
+    steps(cycle)
+    return cycle
+
+
+def steps(cycle: Cycle) -> None:
+    for _ in range(3):
+        cycle.step()
+
+
+def test_a_tensor_counts_once_and_only_while_it_lives() -> None:
+    before = alive()
+    tensor = torch.zeros(1000)
+    views = [tensor[1:], tensor.view(10, 100)]
+    assert alive() - before == 4000
+    del tensor
+    assert alive() - before == 4000
+    views.clear()
+    assert alive() == before
+
+
+@pytest.mark.parametrize("item", ALL.values(), ids=list(ALL))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"batch": 1, "draft_length": 7}, {"drafter": "dspark"}, {"dtype": "float16"}, {"draft_length": 1}],
+    ids=str,
+)
+def test_what_is_alive_grows_by_the_declared_memory(item: Optimization, changes: dict[str, Any]) -> None:
+    for settings in (small(SMALL, **changes), small(replace(WITH_STATES, layers=4), **changes)):
+        cycle = running(settings)
+        before = alive()
+        optimized.apply([item.id])
+        cycle.forget_graphs()
+        steps(cycle)
+        assert alive() - before == item.memory(settings)
+        optimized.revert()
+        steps(cycle)
+        assert alive() == before
