@@ -94,7 +94,7 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
     Work is attributed to a period by time, not by the cycle that launched it: with async scheduling
     the GPU runs cycle k while the host is in cycle k+1.
     """
-    low, inside, high = windows(recording, kinds)
+    low, _, high = windows(recording, kinds)
     if not len(low):
         return None
     period = (high - low).astype(np.float64)
@@ -105,13 +105,13 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
         assert found is not None
         return found
 
-    host_parts = {name: priced(values) for name, values in _host(recording, low, inside, high).items()}
+    host = {name: priced(values) for name, values in host_parts(recording, kinds).items()}
     busy = gpu_busy(recording, kinds)
     busy = None if busy is None or np.isnan(busy).all() else busy
     gpu = None if busy is None else priced(busy)
     return CoSaturation(
-        verdict=_verdict(host_parts, gpu),
-        **host_parts,
+        verdict=_verdict(host, gpu),
+        **host,
         gpu=gpu,
         idle=None if busy is None else priced(period - busy),
         processes=tuple(
@@ -147,7 +147,9 @@ def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Floats | 
     return np.where((busy > 0) & whole[known_cycles(recording, kinds)], busy, np.nan)
 
 
-def _host(recording: Recording, low: Ints, inside: Ints, high: Ints) -> dict[str, Floats]:
+def host_parts(recording: Recording, kinds: frozenset[Kind]) -> dict[str, Floats]:
+    """What the host does with each known cycle's period, ns, by the names of `CoSaturation`'s fields."""
+    low, inside, high = windows(recording, kinds)
     working = Union(*work(recording))
     attributed = Union(*intervals(recording, host_rows(recording, waits=True)))
     worked, attributed_inside = working.within(low, high), attributed.within(low, inside)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.co_saturation import gpu_busy
-from analyzers.per_cycle import STEADY, Floats, chosen_cycles, measure
+from analyzers.per_cycle import STEADY, Floats, chosen_cycles
+from analyzers.quantities import span_series
 from analyzers.span_table import depth
 from analyzers.statistics import Estimate, median_estimate, run_medians, shift
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
@@ -18,6 +18,10 @@ from spantrace.spans import SPAN_NAMES, Kind, Track
 Value = str | int | float | bool | None
 _NOT_CONFIGURATION = frozenset({"url", "port", "args"})
 """Keys of the header's server part that differ between two servers of one configuration."""
+TOGETHER = {
+    "drafter": frozenset({"method", "num_speculative_tokens", "always_drafts", "rejection_sample_method", "acceptance"})
+}
+"""A key that `vary` may name, and those that follow from it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def compare(
     With one run on a side its unit is the block of cycles: the interval then holds for these runs only.
     """
     differing = _checked_differences([*a, *b], frozenset(vary), a, b, force)
-    sides = [[_series(run, kinds) for run in side] for side in (a, b)]
+    sides = [[span_series(run, kinds) for run in side] for side in (a, b)]
     for label, side in zip("AB", sides, strict=True):
         if not any(("cycle", Track.HOST) in run for run in side):
             raise SpantraceError(f"{label} has no two cycles of this kind in a row; record it longer, under load")
@@ -104,8 +108,13 @@ def configuration(recording: Recording) -> dict[str, Value]:
     found |= {"gpu": gpu.get("name"), "driver": gpu.get("driver"), "torch": gpu.get("torch")}
     found |= {"host": host.get("name"), **{key: host.get(key) for key in ("cpu", "cores", "python")}}
     batch = recording.cycles.batch[chosen_cycles(recording, STEADY)]
-    found |= {"spantrace": header.get("spantrace"), "batch": float(np.median(batch)) if len(batch) else None}
+    found |= {"spantrace": header.get("spantrace"), "batch": _whole(float(np.median(batch))) if len(batch) else None}
     return found
+
+
+def _whole(value: float) -> int | float:
+    """A whole number as one."""
+    return int(value) if value.is_integer() else value
 
 
 def differences(a: Recording, b: Recording) -> tuple[Difference, ...]:
@@ -122,8 +131,9 @@ def _checked_differences(
     b: Sequence[Recording],
     force: bool,
 ) -> tuple[Difference, ...]:
-    known = {key for run in runs for key in configuration(run)}
-    if unknown := sorted(vary - known):
+    known = {key for run in runs for key in configuration(run)} | TOGETHER.keys()
+    vary |= {key for name in vary for key in TOGETHER.get(name, ())}
+    if unknown := sorted(vary - known - frozenset().union(*TOGETHER.values())):
         raise SpantraceError(
             f"--vary names no configuration key: {', '.join(unknown)}; keys: {', '.join(sorted(known))}"
         )
@@ -137,16 +147,6 @@ def _checked_differences(
             EXIT_NOT_COMPARABLE,
         )
     return differences(a[0], b[0])
-
-
-def _series(recording: Recording, kinds: frozenset[Kind]) -> dict[tuple[str, Track], Floats]:
-    cycle = measure(recording, kinds)
-    found = {(name, track): cycle.of(name, track) for name in SPAN_NAMES for track in Track}
-    found["cycle", Track.HOST] = cycle.period
-    busy = gpu_busy(recording, kinds)
-    if busy is not None:
-        found["cycle", Track.GPU] = busy
-    return {key: values for key, values in found.items() if not np.isnan(values).all()}
 
 
 def _delta(name: str, track: Track, a: list[Floats], b: list[Floats]) -> SpanDelta:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ CONFIDENCE = 0.95
 BLOCKS = 20
 SHORTEST_BLOCK = 10
 SIGNIFICANT = 0.05
+FEWEST_RUNS = 4
+"""Runs, or blocks, a side below which no difference reaches the 5% level, whatever they hold."""
 _EXACT_UP_TO = 8
 
 
@@ -31,6 +34,11 @@ class Estimate:
     low: float | None
     high: float | None
     n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the whole interval lies on one side of 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,7 @@ class Shift:
 
 def present(values: Floats) -> Floats:
     """The values that are not NaN, in order."""
-    kept: Floats = values[~np.isnan(values)]
-    return kept
+    return np.asarray(values[~np.isnan(values)])
 
 
 def block_medians(values: Floats) -> Floats:
@@ -162,3 +169,23 @@ def _critical(n: int, m: int) -> int | None:
     chances = np.cumsum(np.bincount(sums, minlength=n * m + 1)) / len(sums)
     cut = int(np.sum(chances <= tail)) - 1
     return cut if cut >= 0 else None
+
+
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """The p-values adjusted for their number: that any below 5% is chance has a probability of 5%.
+
+    One with a larger weight gets a larger part of it (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    shares = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+    order = np.argsort(values / shares, kind="stable")
+    remaining = np.cumsum(shares[order][::-1])[::-1]
+    stepped = np.maximum.accumulate(values[order] / shares[order] * remaining)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted.tolist()
+
+
+def smallest_p(first: int, second: int) -> float:
+    """The smallest p that a two-sided Mann-Whitney test of so many runs can give."""
+    return min(1.0, 2 / comb(first + second, first))

@@ -143,14 +143,18 @@ def make_recording(
     gap_ms: float = 0.01,
     unattributed_ms: float = 0.23,
     partial: bool = False,
+    slowness: Any = 1.0,
     **header_parts: Any,
 ) -> Recording:
     """Draw cycles of a server with async scheduling: the host waits for the GPU work of the cycle before.
 
-    The GPU works through its launches in order, so whoever has more work bounds the period.
+    The GPU works through its launches in order, so whoever has more work bounds the period. All host work takes
+    `slowness` times as long, a number or one per cycle.
     """
     random = np.random.default_rng(seed)
-    durations = _draw(work, cycles, noise, random)
+    durations = {
+        name: (drawn * slowness).astype(np.int64) for name, drawn in _draw(work, cycles, noise, random).items()
+    }
     busy_host = sum(durations[name] for name in _top(work))
     gpu_durations = _draw(kernels or {}, cycles, noise / 6, random)
     launched = np.cumsum([durations[name] for name in _top(work)], axis=0)

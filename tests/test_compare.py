@@ -135,7 +135,8 @@ def test_each_part_of_the_configuration_counts(parts: dict[str, object], key: st
 def test_batch_is_configuration() -> None:
     cycles = [cycles_of([(0, MS), (2 * MS, 3 * MS)], batch=batch) for batch in (1, 4)]
     found = differences(*(Recording(header(), one, spans_of([])) for one in cycles))
-    assert [(one.key, one.a, one.b) for one in found] == [("batch", 1.0, 4.0)]
+    assert [(one.key, one.a, one.b) for one in found] == [("batch", 1, 4)]
+    assert [type(value) for value in (found[0].a, found[0].b)] == [int, int]
 
 
 def test_optimizations_addresses_and_clocks_are_no_configuration() -> None:
@@ -158,6 +159,21 @@ def test_a_key_that_does_not_exist_cannot_vary() -> None:
         compare([steady(1.0)], [steady(1.0)], ["draftr"])
     assert caught.value.exit_code == 2
     assert "drafter" in configuration(steady(1.0))
+
+
+def test_what_follows_from_the_drafter_varies_with_it() -> None:
+    plain = {"engine": "built-in cycle", "model": "tiny", "batch": 4}
+    a, b = (
+        make_recording(cycles=60, server={**plain, "method": method, "num_speculative_tokens": k, "acceptance": rate})
+        for method, k, rate in (("dflash", 2, "0.75"), (None, 0, None))
+    )
+    with pytest.raises(SpantraceError, match="not comparable"):
+        compare([a], [b])
+    assert {one.key for one in compare([a], [b], ["drafter"]).differences} == {
+        "method",
+        "num_speculative_tokens",
+        "acceptance",
+    }
 
 
 def test_the_gpu_row_of_the_cycle_is_its_busy_time() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spantrace.cli.options import format_option
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,10 +26,9 @@ _NAMED, _NOTABLE = 3, 0.02
 @click.argument("b", type=click.Path())
 @click.option("--vary", default="", help="Configuration keys that are the treatment, such as drafter,vllm.")
 @click.option("--force", is_flag=True, help="Compare in spite of other differing keys.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "markdown", "json", "csv"]), default="table", show_default=True
-)
-def command(a: str, b: str, vary: str, force: bool, form: str) -> None:
+@click.option("--gate", type=click.Path(dir_okay=False), help="What must hold (gates.toml): exit code 0, 1 or 3.")
+@format_option
+def command(a: str, b: str, vary: str, force: bool, gate: str | None, form: str) -> None:
     """Set recording B beside recording A: medians, delta, 95% interval and p of every span.
 
     A and B are files, or directories of the .spantrace files of several runs each.
@@ -35,18 +36,25 @@ def command(a: str, b: str, vary: str, force: bool, form: str) -> None:
     from pathlib import Path
 
     from analyzers.compare import compare
+    from analyzers.gates import exit_code
+    from spantrace.cli.gating import gated, judge_sides, read_gates
     from spantrace.cli.wording import warn
     from spantrace.loading import load
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
+    gates = read_gates(Path(gate)) if gate else None
     names = _names(Path(a).stem, Path(b).stem)
     sides = [[load(path) for path in _files(Path(side))] for side in (a, b)]
     keys = [key.strip() for key in vary.split(",") if key.strip()]
     found = compare(sides[0], sides[1], keys, force=force)
     document = comparison_document(found, sides, names, (Path(a).stem, Path(b).stem))
+    judged = judge_sides(gates, sides, names) if gates else ()
+    document = gated(document, gates, judged) if gates else document
     warn(document, Format(form))
     emit(document, Format(form))
+    if code := exit_code(judged):
+        raise click.exceptions.Exit(code)
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,0 +1,103 @@
+"""Whether what was saved in a span came out of the cycle, and if not, which side hid it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from analyzers.changes import Change, change, estimate, middle, middles, resampled
+from analyzers.quantities import BALANCE, CYCLE, Quantity, Units, outermost, total
+from analyzers.statistics import SIGNIFICANT, Estimate, Floats
+
+Verdict = Literal["converted", "partly", "hidden", "not told", "nothing saved", "never fired"]
+Side = Literal["host", "gpu", "elsewhere"]
+WHOLE = 0.9
+"""From this part on a saving counts as converted."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """`saved` is the change of the target spans' sum on `side`, the one on which they saved more, `share` the part of
+    it by which the cycle got shorter.
+
+    "not told" is a saving that is smaller than what the cycle's interval can resolve. `hidden_by` is who bound the
+    cycle instead, where the saving was hidden in part or whole: the host, the GPU, or another process ("elsewhere").
+    """
+
+    verdict: Verdict
+    side: Side | None = None
+    saved: Change | None = None
+    share: Estimate | None = None
+    hidden_by: Side | None = None
+
+
+def conversion(stock: Units, treated: Units, targets: frozenset[str], *, never_fired: bool = False) -> Conversion:
+    """Compare the saving in the target spans with that of the cycle."""
+    if never_fired:
+        return Conversion("never fired")
+    savings = [_saving(stock, treated, targets, side) for side in ("host", "gpu")]
+    shown = [one for one in savings if one and one.change.p < SIGNIFICANT and one.change.difference.value < 0]
+    cycle = change(stock[CYCLE], treated[CYCLE])
+    if not shown or cycle is None:
+        return Conversion("nothing saved")
+    most = min(shown, key=lambda one: one.change.difference.value)
+    share = _share(stock[CYCLE], treated[CYCLE], most.before, most.after)
+    verdict = _verdict(cycle, most.change, share)
+    hidden = _hidden_by(stock, treated, most.side) if verdict in ("partly", "hidden") else None
+    return Conversion(verdict, most.side, most.change, share, hidden)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    side: Side
+    change: Change
+    before: Floats
+    after: Floats
+
+
+def _saving(stock: Units, treated: Units, targets: frozenset[str], side: Literal["host", "gpu"]) -> _Saving | None:
+    """The change of the sum of the targets; a side in which none of them ran spent nothing on them."""
+    names = outermost(targets)
+    before, after = total(stock, names, side), total(treated, names, side)
+    if before is None:
+        return None
+    after = np.zeros(len(treated[CYCLE])) if after is None else after
+    found = change(before, after)
+    return None if found is None else _Saving(side, found, before, after)
+
+
+def _share(cycle: Floats, cycle_after: Floats, spans: Floats, spans_after: Floats) -> Estimate:
+    """The change of the cycle over that of the spans, of the same rounds."""
+    moved, saved = cycle_after - cycle.mean(axis=0), spans_after - spans.mean(axis=0)
+    whole = ~(np.isnan(moved) | np.isnan(saved))
+    moved, saved, rounds = moved[whole], saved[whole], int(whole.sum())
+    value, cycles, targets = middle(moved) / middle(saved), middles(resampled(moved, 0)), middles(resampled(saved, 0))
+    usable = targets < 0
+    if usable.mean() < 1 - SIGNIFICANT:
+        return Estimate(value, None, None, rounds)
+    return estimate(value, cycles[usable] / targets[usable], rounds)
+
+
+def _verdict(cycle: Change, spans: Change, share: Estimate) -> Verdict:
+    if cycle.p < SIGNIFICANT and cycle.difference.value < 0:
+        whole = share.value >= WHOLE or (share.low is not None and share.low <= 1 <= (share.high or 0.0))
+        return "converted" if whole else "partly"
+    low = cycle.difference.low
+    return "not told" if low is None or low <= spans.difference.value else "hidden"
+
+
+def _hidden_by(stock: Units, treated: Units, side: Side) -> Side:
+    """A saving on the GPU is hidden by the host; one of the host by what its waits grew for, or by neither."""
+    if side == "gpu":
+        return "host"
+    waiting, *left, _ = (_grown(stock, treated, quantity) for quantity in BALANCE)
+    on_gpu = Quantity("cycle", "gpu") in stock
+    return "gpu" if on_gpu and waiting > max(0.0, sum(left)) else "elsewhere"
+
+
+def _grown(stock: Units, treated: Units, quantity: Quantity) -> float:
+    if quantity not in stock or quantity not in treated:
+        return 0.0
+    return float(np.median(treated[quantity]) - np.median(stock[quantity]))

@@ -1,0 +1,74 @@
+"""A picture of a campaign: every run's cycle by arm, and by when it ran, which shows what drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spantrace.errors import SpantraceError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from analyzers.attribution import Attribution
+    from spantrace.recording import Recording
+
+_ONE_S = 1e9
+
+
+def plot(found: Attribution, runs: Mapping[str, Sequence[Recording]], path: Path) -> None:
+    """Draw the arms' distributions and the drift into an image file; SpantraceError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise SpantraceError("a plot needs matplotlib; pip install 'spantrace[plot]'") from error
+    figure = Figure(figsize=(10, 2.5 + 0.35 * len(runs)), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _distributions(left, runs)
+    _drift(right, found, runs)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise SpantraceError(f"cannot draw into {path}: {error}") from error
+
+
+def cycle_ms(run: Recording) -> list[float]:
+    """The periods of a run's steady cycles."""
+    from analyzers.quantities import CYCLE, series
+
+    values = series(run).get(CYCLE)
+    return [] if values is None else [float(value) for value in values if value == value]
+
+
+def _distributions(axes: Axes, runs: Mapping[str, Sequence[Recording]]) -> None:
+    """All cycles of an arm as a box without its outermost twentieths, and the median of each run as a dot."""
+    import numpy as np
+
+    names = list(runs)
+    every = [[value for run in runs[name] for value in cycle_ms(run)] for name in names]
+    axes.boxplot(
+        every, orientation="horizontal", whis=(5, 95), showfliers=False, widths=0.5, medianprops={"color": "k"}
+    )
+    for place, name in enumerate(names, start=1):
+        medians = [float(np.median(values)) for run in runs[name] if (values := cycle_ms(run))]
+        axes.plot(medians, [place] * len(medians), ".", color=f"C{place - 1}")
+    axes.set_yticks(range(1, len(names) + 1), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("cycle, ms (box: quartiles, whiskers: 5% and 95%, dots: medians of runs)", fontsize=8)
+
+
+def _drift(axes: Axes, found: Attribution, runs: Mapping[str, Sequence[Recording]]) -> None:
+    """The median of every run at the time when it began, stock and its double joined by lines."""
+    import numpy as np
+
+    started = {name: [float(run.cycles.start[0]) / _ONE_S for run in some] for name, some in runs.items()}
+    first = min(time for times in started.values() for time in times)
+    doubles = {found.stock, found.again.name if found.again else ""}
+    for name, some in runs.items():
+        medians = [float(np.median(cycle_ms(run))) for run in some]
+        times = [time - first for time in started[name]]
+        axes.plot(times, medians, ".-" if name in doubles else ".", label=name, linewidth=1)
+    axes.set_xlabel("seconds since the first run", fontsize=8)
+    axes.set_ylabel("cycle, ms", fontsize=8)
+    axes.legend(fontsize=7, loc="best")

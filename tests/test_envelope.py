@@ -1,0 +1,63 @@
+"""Campaigns of several days as one."""
+
+from __future__ import annotations
+
+import pytest
+from campaigns import campaign
+from recordings import NEMOTRON_HOST
+
+from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution, attribute
+from analyzers.envelope import Range, envelope
+from analyzers.quantities import CYCLE, Quantity
+from spantrace.cli.combining import envelope_document
+from spantrace.errors import SpantraceError
+from spantrace.tables import markdown
+
+METADATA = "target.metadata"
+
+
+def day(seed: int, saved_ms: float = 1.0) -> Attribution:
+    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: NEMOTRON_HOST[METADATA] - saved_ms}}
+    runs = campaign(arms, seed=seed, cycles=60, kernels=None)
+    return attribute(runs, {"fix": frozenset({"fix"})}, {"fix": (METADATA,)})
+
+
+def of(ranges: tuple[Range, ...], arm: str, quantity: Quantity) -> Range:
+    return next(one for one in ranges if (one.arm, one.quantity) == (arm, quantity))
+
+
+def test_the_envelope_holds_every_days_interval_and_not_the_final_one() -> None:
+    days = {"monday": day(1), "tuesday": day(2)}
+    found = envelope({**days, "final": day(3, saved_ms=2.0)}, "final")
+    cycle = of(found.ranges, "fix", CYCLE)
+    assert (found.campaigns, found.final) == (("monday", "tuesday"), "final")
+    assert None not in cycle.changes
+    assert cycle.low == min(one.low for one in cycle.changes if one and one.low is not None)
+    assert cycle.high == max(one.high for one in cycle.changes if one and one.high is not None)
+    assert cycle.agrees
+    assert cycle.final is not None
+    assert cycle.final.value < (cycle.low or 0.0)
+    assert cycle.confirmed is False
+    assert of(found.ranges, STOCK_AGAIN, CYCLE).confirmed
+    assert of(found.ranges, "fix", Quantity(METADATA, "host")).agrees
+
+
+def test_days_that_differ_are_told() -> None:
+    found = envelope({"monday": day(1), "tuesday": day(2, saved_ms=0.2)})
+    assert of(found.ranges, "fix", CYCLE).agrees is False
+    assert "**DAYS DIFFER.**" in markdown(envelope_document(found))
+
+
+def test_the_final_re_run_has_a_column_of_its_own() -> None:
+    text = markdown(envelope_document(envelope({"one": day(1), "two": day(2), "final": day(4)}, "final")))
+    assert "| arm | one | two | envelope | final | remark |" in text
+    assert text.startswith("**CONFIRMED.**")
+    outside = markdown(envelope_document(envelope({"one": day(1), "final": day(4, saved_ms=2.0)}, "final")))
+    assert outside.startswith("**NOT CONFIRMED.** The final re-run lies outside the envelope in cycle of fix")
+
+
+def test_a_final_campaign_alone_is_nothing_to_combine() -> None:
+    with pytest.raises(SpantraceError, match="no campaign to combine"):
+        envelope({"final": day(1)}, "final")
+    with pytest.raises(SpantraceError, match="no campaign is called 'last'"):
+        envelope({"one": day(1)}, "last")
