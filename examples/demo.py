@@ -20,12 +20,12 @@ def main() -> None:
     # One thread: two threads that share their cores with other programs wait for each other most of the time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    stock, optimized = (str(FOLDER / f"{name}.spantrace") for name in ("stock", "optimized"))
+    stock, everything = (str(FOLDER / f"{name}.spantrace") for name in ("stock", "all"))
     spantrace("run", *LENGTH, "-o", stock, "--force")
-    spantrace("run", *LENGTH, "--optimize", "all", "-o", optimized, "--force")
-    for recording in (stock, optimized):
+    spantrace("run", *LENGTH, "--optimize", "all", "-o", everything, "--force")
+    for recording in (stock, everything):
         spantrace("report", recording)
-    spantrace("compare", stock, optimized)
+    spantrace("compare", stock, everything)
 
 
 def spantrace(*arguments: str) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame, encode, packed
+from spantrace.interrupts import signals_held
 from spantrace.loading import load
 from spantrace.recording import MAGIC, SCHEMA, Header, Recording
 
@@ -27,7 +28,8 @@ class Journal:
         try:
             self._file = self.part.open("wb", buffering=0)
         except OSError as error:
-            raise SpantraceError(f"cannot write {self.part}: {error.strerror}") from error
+            missing = f"there is no folder {path.parent}; make it" if not path.parent.is_dir() else error.strerror
+            raise SpantraceError(f"cannot write {path}: {missing}") from error
         self.write({"type": MAGIC, "schema": SCHEMA, "header": {**header, "journal": True}})
 
     def write(self, frame: Frame) -> None:
@@ -46,14 +48,18 @@ class Journal:
         self._frame_sizes += len(data)
 
     def finish(self) -> Recording:
-        """Join the journal, write the recording and remove the journal; SpantraceError, and the journal stays."""
-        self._file.close()
-        recording = load(self.part)
-        try:
-            recording.save(self.path)
-        except SpantraceError as error:
-            raise SpantraceError(f"{error}; {self.part} holds what was recorded") from error
-        self.part.unlink()
+        """Join the journal, write the recording and remove the journal; SpantraceError, and the journal stays.
+
+        Ctrl-C and SIGTERM wait until it is done.
+        """
+        with signals_held():
+            self._file.close()
+            recording = load(self.part)
+            try:
+                recording.save(self.path)
+            except SpantraceError as error:
+                raise SpantraceError(f"{error}; {self.part} holds what was recorded") from error
+            self.part.unlink()
         return recording
 
     def discard(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,8 +98,10 @@ class Recording:
                     file.write(encode(frame))
             temporary.replace(path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise SpantraceError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
     def _frames(self) -> Iterator[Frame]:
         yield {"type": MAGIC, "schema": SCHEMA, "header": self.header}

@@ -66,12 +66,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """Cells by column key; the first column is `label` in the terminal's tree, `name` (or `label`) in markdown."""
+    """Cells by column key; the first column is `label` in the terminal's tree, `name` (or `label`) in markdown.
+
+    `only` keeps a row that sums up others from those who read CSV.
+    """
 
     cells: Mapping[str, Cell]
     label: str
     style: str = ""
     name: str = ""
+    only: Literal["text", None] = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ def to_csv(document: Document) -> str:
     keys = [column.key for column in document.table.columns if not column.bar and column.only != "text"]
     writer = csv.DictWriter(out, keys, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for row in document.table.rows:
+    for row in (row for row in document.table.rows if row.only != "text"):
         writer.writerow({key: f"{v:.9g}" if isinstance(v, float) else v for key, v in row.cells.items()})
     return out.getvalue()
 

@@ -16,6 +16,8 @@ from actors import Cast, casting
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent / "examples"))
+# pytest puts tests/ on the path, where the folder `optimized` would pass for the package of that name.
+sys.path.insert(0, str(TESTS.parent))
 
 if TYPE_CHECKING:
     from cpu_server import CpuServer

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from journals import ENGINE, Played, sync_server, write_journal
 from recordings import make_recording
 
 from spantrace.cli import making
-from spantrace.cli.main import COMMANDS, run
+from spantrace.cli.main import COMMANDS, EXIT_INTERRUPTED, run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE
 from spantrace.loading import load
 from spantrace.vllm_adapter import servers
@@ -58,7 +59,9 @@ BAD = [
     (["record", ":1"], "nothing listens on port 1 here; start the server, or name its pid"),
     (["record", "http://192.0.2.1:8000"], "192.0.2.1 is another machine; run spantrace on it"),
     (["record", "999999999"], "there is no process 999999999; try spantrace ps"),
-    (["record", ":1", "--cycles", "0"], "Invalid value for '--cycles': 0 is not in the range x>=1"),
+    (["record", ":1", "--cycles", "0"], "Invalid value for '--cycles': 0 is not in the range 1<=x<=1000000000"),
+    (["record", ":1", "--warmup", "9" * 30], "9 is not in the range 0<=x<=1000000000"),
+    (["record", ":1", "--detail-every", "9" * 30], "9 is not in the range 1<=x<=1000000000"),
     (["record", ":1", "--cycles", "many"], "Invalid value for '--cycles': 'many' is not a valid integer"),
     (["record", ":1", "--seconds", "-3"], "Invalid value for '--seconds'"),
     (["record", ":1", "-o", "a.spantrace"], "a.spantrace exists; choose another name or add --force"),
@@ -195,6 +198,67 @@ def test_an_existing_recording_or_journal_is_kept_unless_forced(
     assert len(load(Path("a.spantrace")).cycles) == 3
 
 
+def test_what_is_no_file_is_not_overwritten_even_when_forced(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    os.mkfifo("pipe")
+    for output in ("pipe", "/dev/null"):
+        assert run([*played_server(place, monkeypatch), "-o", output, "--force"]) == EXIT_BAD_INPUT
+        assert one_sentence(capsys).startswith(f"spantrace: {output} is no file that could be overwritten")
+    assert Path("pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_a_recording(
+    number: signal.Signals, place: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    cast(sync_server()[0])
+    arguments = played_server(place, monkeypatch)
+
+    def interrupt(cycles: int) -> None:
+        if cycles > 2:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(making, "progress_bar", lambda total: contextlib.nullcontext(interrupt))
+    assert run([*arguments, "-o", "new.spantrace"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("stopped; what was recorded is kept\n")
+    assert "cycles -> new.spantrace" in said
+    assert not list(place.glob("*.part"))
+
+
+def test_ctrl_c_before_anything_was_recorded_leaves_no_file(
+    place: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    cast(Played("engine", ENGINE))
+    arguments = played_server(place, monkeypatch)
+    stop = lambda cycles: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr(making, "progress_bar", lambda total: contextlib.nullcontext(stop))
+    assert run([*arguments, "-o", "new.spantrace"]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "stopped; nothing was recorded\n"
+    assert not list(place.glob("new*"))
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "bench", "optimizations", "report"])
+@pytest.mark.parametrize("package", ["optimized", "analyzers"])
+def test_a_stranger_under_our_name_is_refused_in_one_sentence(command: str, package: str, place: Path) -> None:
+    stranger = place / "stranger"
+    (stranger / package).mkdir(parents=True)
+    (stranger / package / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "spantrace.cli.main", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(stranger)},
+    )
+    assert (done.returncode, done.stdout) == (EXIT_BAD_INPUT, "")
+    assert re.fullmatch(rf"spantrace: the package '{package}' found is {stranger / package}, not .+\n", done.stderr)
+
+
 def test_an_idle_server_leaves_no_file(
     place: Path,
     cast: Cast,
@@ -232,7 +296,7 @@ def test_an_output_directory_that_is_not_there(
     capsys: Captured,
 ) -> None:
     assert run([*played_server(place, monkeypatch), "-o", "none/a.spantrace"]) == EXIT_BAD_INPUT
-    assert "cannot write none/a.spantrace.part: No such file or directory" in one_sentence(capsys)
+    assert "cannot write none/a.spantrace: there is no folder none; make it" in one_sentence(capsys)
 
 
 def test_a_reader_that_leaves_is_no_error(place: Path) -> None:

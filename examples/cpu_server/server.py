@@ -30,7 +30,8 @@ class CpuServer(Client):
 
     `acceptance` gives the synthetic acceptance rate of each draft position and so the number of drafts; without
     it `drafts` are verified as usual. `method=None` serves without speculation. `runner="V2"` runs vLLM's Triton
-    kernels in the interpreter: about ten times slower. With `optimize` it is started by `spantrace serve --optimize`.
+    kernels in the interpreter: about ten times slower. With `optimize` or `allow_delays` it is started by `spantrace
+    serve` with these options.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class CpuServer(Client):
         runner: Literal["V1", "V2"] = "V1",
         async_scheduling: bool = False,
         optimize: str | None = None,
+        allow_delays: bool = False,
         port: int = 0,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
@@ -51,7 +53,7 @@ class CpuServer(Client):
         super().__init__(f"http://127.0.0.1:{self.port}", "tiny")
         self.environment = _environment(runner, async_scheduling) | dict(env or {})
         self.command = [
-            *_serve_command(target, self.port, optimize),
+            *_serve_command(target, self.port, _options(optimize, allow_delays)),
             *_speculation_arguments(method, acceptance, drafts, own_weights=target == "nemotron"),
             *extra_args,
         ]
@@ -140,11 +142,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve_command(target: str, port: int, optimize: str | None) -> list[str]:
+def _options(optimize: str | None, allow_delays: bool) -> list[str]:
+    """The options of `spantrace serve`; none where a plain `vllm serve` will do."""
+    return [*(["--optimize", optimize] if optimize else []), *(["--allow-delays"] if allow_delays else [])]
+
+
+def _serve_command(target: str, port: int, options: list[str]) -> list[str]:
     home = environment()
-    with_ours = [str(home / "bin/spantrace"), "serve", "--optimize", optimize or "", "--"]
+    with_ours = [str(home / "bin/spantrace"), "serve", *options, "--"]
     command = [
-        *(with_ours if optimize else [str(home / "bin/vllm"), "serve"]),
+        *(with_ours if options else [str(home / "bin/vllm"), "serve"]),
         *[str(home / "models" / target), "--served-model-name", "tiny"],
         *["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"],
         *["--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--max-num-seqs", "8", "--block-size", "32"],

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spantrace.cli.options import device_option, dtype_option, format_option, ids_argument
+from spantrace.cli.cycle_options import context_option, draft_length_option, geometry_option, layers_option
+from spantrace.cli.options import MOST_REQUESTS, device_option, dtype_option, format_option, ids_argument
 
 if TYPE_CHECKING:
     from optimized.optimization import Optimization
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 @ids_argument
 @device_option
 @dtype_option
-@click.option("--geometry", default="tiny", show_default=True, help="Sizes of the built-in models.")
-@click.option("--layers", type=click.IntRange(1), help="Layers of the target, in place of the geometry's.")
+@geometry_option
+@layers_option
 @click.option("--batch", default="8", show_default=True, help="Requests in flight; several as 1,8,32.")
-@click.option("--context", type=click.IntRange(1), default=2048, show_default=True, help="Longest context, in tokens.")
-@click.option("--draft-length", type=click.IntRange(1), default=7, show_default=True, help="Drafted tokens (K).")
-@click.option("--repeats", type=click.IntRange(6), default=30, show_default=True, help="Pairs of samples.")
+@context_option
+@draft_length_option
+@click.option("--repeats", type=click.IntRange(6, 10_000), default=30, show_default=True, help="Pairs of samples.")
 @format_option
 def command(ids: tuple[str, ...], batch: str, repeats: int, form: str, **sizes: Any) -> None:
     """Time the optimizations IDS, or all, in turns with the code that each replaces.
@@ -53,8 +54,9 @@ def _not_timed(item: Optimization) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{text!r} is not a list of numbers from 1, such as 1,8,32", param_hint="--batch")
+    if not all(part.isdecimal() and len(part) < 9 and 1 <= int(part) <= MOST_REQUESTS for part in parts):
+        said = f"{text!r} is not a list of numbers from 1 to {MOST_REQUESTS}, such as 1,8,32"
+        raise click.BadParameter(said, param_hint="--batch")
     return list(dict.fromkeys(map(int, parts)))
 
 
@@ -65,8 +67,6 @@ def _settings(geometry: str, layers: int | None, device: str | None, dtype: str 
     from optimized.reference_cycle.geometry import GEOMETRIES
     from optimized.reference_cycle.settings import Settings
 
-    if geometry not in GEOMETRIES:
-        raise click.BadParameter(f"{geometry!r} is none of {', '.join(GEOMETRIES)}", param_hint="--geometry")
     place, shape = choose_place(device, dtype), GEOMETRIES[geometry].scaled(layers)
     return replace(Settings(shape, device=place.device, dtype=place.dtype), **same)
 
@@ -108,7 +108,8 @@ def _headline(measured: list[Measured]) -> Headline:
         own = [one for one in measured if one.optimization == name]
         low, high = (f"{pick(one.speedup.value for one in own):.2f}x" for pick in (min, max))
         said = low if low == high else f"{low} to {high}"
-        doubt = "" if any(one.shown for one in own) else " (noisy)" if any(one.noisy for one in own) else " (not shown)"
+        noisy = any(one.noisy for one in own)
+        doubt = " (not shown)" if not any(one.shown for one in own) else " (noisy)" if noisy else ""
         ranges.append(f"{name} {said}{doubt}")
     return Headline(word, (f"{', '.join(ranges)}.",), "bold green" if len(faster) == len(measured) else "bold yellow")
 
@@ -131,7 +132,7 @@ def _table(measured: list[Measured]) -> Table:
         Column("fast_high_us", "high", only="data"),
         Column("fast_spread", "+-", "us a call", share, optional=True, only="text"),
         Column("speedup", "speedup", write=lambda ratio: f"{ratio:.2f}x", style=_colour),
-        Column("interval", "95% interval", only="text"),
+        Column("interval", "95% interval", optional=True, only="text"),
         Column("speedup_low", "low", only="data"),
         Column("speedup_high", "high", only="data"),
         Column("moved_bytes", "MB", "memory floor", lambda moved: number(moved / 1e6), optional=True),

@@ -38,13 +38,13 @@ class Measured:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval of the ratio leaves 1 out, of samples that can be believed."""
+        """Whether the interval of the ratio leaves 1 out."""
         low, high = self.speedup.low, self.speedup.high
-        return low is not None and high is not None and not low <= 1 <= high and not self.noisy
+        return low is not None and high is not None and not low <= 1 <= high
 
     @property
     def noisy(self) -> bool:
-        """Whether a side scatters too much to be believed, as where other work takes the processor."""
+        """Whether a side scatters so much that other work may have taken the processor."""
         return any(spread is None or spread > NOISY for spread in map(spread, (self.stock, self.fast)))
 
 
@@ -60,11 +60,14 @@ def measure(
 ) -> tuple[float, list[Measured]]:
     """The device's copy bandwidth in bytes a second, and every optimization at every batch size."""
     from optimized.timing import copy_bandwidth
-    from spantrace.cli.built_in import within_memory
+    from spantrace.built_in.running import within_memory
 
+    sizes = [replace(settings, batch=batch) for batch in batches]
+    for item in items:
+        for at in sizes:
+            _refuse_too_large(item, at)
     with within_memory(settings):
         bandwidth = copy_bandwidth(settings.device, repeats)
-        sizes = [replace(settings, batch=batch) for batch in batches]
         return bandwidth, [_held(item, at, repeats, bandwidth) for item in items for at in sizes]
 
 
@@ -75,6 +78,17 @@ def _held(item: Optimization, settings: Settings, repeats: int, bandwidth: float
     assert item.contest is not None
     contest = item.contest(settings)
     return _measured(item.id, settings.batch, contest, race(contest, settings.device, repeats), bandwidth)
+
+
+def _refuse_too_large(item: Optimization, settings: Settings) -> None:
+    """SpantraceError where not even what a contest must build fits: the target, or a drafter behind few layers."""
+    from optimized.cases import behind_a_shallow_target
+    from spantrace.built_in.memory import refuse_too_large
+
+    if any(not span.startswith("draft.") for span in item.targets):
+        refuse_too_large(settings, drafts=False)
+    else:
+        refuse_too_large(behind_a_shallow_target(replace(settings, drafter="dflash")), (item.id,))
 
 
 def _measured(name: str, batch: int, contest: Contest, race: Race, bandwidth: float) -> Measured:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from spantrace.journal import Journal
     from spantrace.recording import Recording
 
 Progress = Callable[[int], None]
 
 output_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write (*.spantrace)."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write (default: NAME-DATE-TIME.spantrace here, NAME being what is recorded).",
 )
 force_option = click.option("--force", is_flag=True, help="Overwrite the output file.")
 
 
-def refuse_overwriting(output: Path) -> None:
-    """SpantraceError where the output, or the journal of it, is there already."""
+def refuse_overwriting(output: Path, *, force: bool = False) -> None:
+    """SpantraceError where the output, or the journal of it, is there already; `force` allows files, and no more."""
     from spantrace.errors import SpantraceError
     from spantrace.journal import journal_path
 
-    if there := next((path for path in (output, journal_path(output)) if path.exists()), None):
-        raise SpantraceError(f"{there} exists; choose another name or add --force")
+    there = [path for path in (output, journal_path(output)) if path.exists()]
+    if special := next((path for path in there if not path.is_file()), None):
+        raise SpantraceError(f"{special} is no file that could be overwritten; choose another name")
+    if there and not force:
+        raise SpantraceError(f"{there[0]} exists; choose another name or add --force")
 
 
 def default_output(name: str) -> Path:
@@ -62,6 +69,27 @@ def new_header(started_as: str, options: dict[str, Any]) -> dict[str, Any]:
         "options": options,
         "notes": [],
     }
+
+
+@contextmanager
+def kept(journal: Journal, steps: Callable[[], int]) -> Iterator[None]:
+    """Record within this: SIGTERM ends it as Ctrl-C does, and a journal that is not finished goes or is told of.
+
+    It goes where `steps` says that nothing was recorded yet.
+    """
+    from spantrace.interrupts import ended_by_signals
+
+    try:
+        with ended_by_signals():
+            yield
+    except BaseException as error:
+        if not steps():
+            journal.discard()
+            if isinstance(error, KeyboardInterrupt):
+                click.echo("stopped; nothing was recorded", err=True)
+        elif journal.part.exists() and str(journal.part) not in str(error):
+            click.echo(f"{journal.part} holds what was recorded", err=True)
+        raise
 
 
 def say_written(recording: Recording, path: Path) -> None:

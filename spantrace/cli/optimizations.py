@@ -46,11 +46,9 @@ def command(target: str | None, directory: Path | None, form: str) -> None:
     """
     from spantrace.control import default_directory
     from spantrace.errors import SpantraceError
-    from spantrace.packages import refuse_stranger
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
-    refuse_stranger("optimized")
     if target is None:
         heading, listings = _here()
     elif target.endswith(_FILES) or Path(target).exists():

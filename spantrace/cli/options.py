@@ -22,6 +22,9 @@ format_option = click.option(
     help="How to print the result.",
 )
 
+MOST_CYCLES, MOST_REQUESTS, MOST_TOKENS, MOST_DRAFTS = 10**9, 1 << 16, 1 << 24, 1 << 10
+"""Beyond what any run needs; larger numbers are slips, and some do not fit into a file."""
+
 ids_argument = click.argument("ids", nargs=-1, metavar="[IDS]...")
 
 device_option = click.option(
@@ -31,5 +34,5 @@ device_option = click.option(
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Of weights and activations (default: bfloat16 on a GPU, float32 on a CPU).",
+    help="Type of weights and activations (default: bfloat16 on a GPU, float32 on a CPU).",
 )

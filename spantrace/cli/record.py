@@ -9,7 +9,7 @@ import click
 
 from spantrace.cli import making
 from spantrace.cli.making import force_option, output_option
-from spantrace.cli.options import directory_option
+from spantrace.cli.options import MOST_CYCLES, directory_option
 
 if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 @click.command("record")
 @click.argument("server")
 @click.option(
-    "--cycles", type=click.IntRange(1), help="Stop after so many decode cycles past the warm-up (default: 1000)."
+    "--cycles",
+    type=click.IntRange(1, MOST_CYCLES),
+    help="Stop after so many decode cycles past the warm-up (default: 1000).",
 )
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--warmup",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MOST_CYCLES),
     default=20,
     show_default=True,
     help="Steady cycles to leave out first.",
 )
 @click.option("--nvtx", is_flag=True, help="Also push each span as an NVTX range of the domain spantrace.")
 @click.option("--gpu/--no-gpu", default=True, help="Time GPU spans with events (default) or the host alone.")
-@click.option("--detail-every", type=click.IntRange(1), default=5, show_default=True, metavar="N",
+@click.option("--detail-every", type=click.IntRange(1, MOST_CYCLES), default=5, show_default=True, metavar="N",
               help="Record GPU and smallest spans in runs of 8 cycles, one run in N: half of the cost.")  # fmt: skip
 @click.option("--idle-timeout", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Give up after this long without a cycle.")  # fmt: skip
@@ -60,8 +62,8 @@ def command(
 
     if seconds != seconds:
         raise click.BadParameter("nan is no number of seconds")
-    if output and not force:
-        making.refuse_overwriting(output)
+    if output:
+        making.refuse_overwriting(output, force=force)
     place = directory or default_directory()
     found = find(server, place)
     workers, engine = engine_and_workers(found, int(server) if server.isdecimal() else None)
@@ -79,28 +81,32 @@ def command(
 
 def _run(capture: Capture, until: Until, journal: Journal) -> None:
     from spantrace.errors import SpantraceError
+    from spantrace.interrupts import signals_held
 
-    try:
-        with capture, making.progress_bar(until.cycles) as progress:
-            try:
-                capture.run(until, progress)
-            except KeyboardInterrupt:
-                click.echo("stopping; what was recorded is kept", err=True)
-            if not capture.stop():
-                capture.note = capture.note or "a process did not finish its recording"
-    except SpantraceError:
-        if not capture.steps:
-            journal.discard()
-        raise
+    with making.kept(journal, lambda: capture.steps):
+        _capture(capture, until)
+        with signals_held():
+            recording = journal.finish()
+            if not len(recording.cycles):
+                journal.path.unlink()
+                raise SpantraceError("no whole cycle was recorded; record for longer while the server has load", 3)
+            if capture.note:
+                kept = "partial" if recording.partial else "kept"
+                click.echo(f"spantrace: {capture.note}; the recording is {kept}", err=True)
+            making.say_written(recording, journal.path)
+
+
+def _capture(capture: Capture, until: Until) -> None:
+    """Record until the end or until it is interrupted, which passes on where nothing was recorded."""
+    interrupted = False
+    with capture, making.progress_bar(until.cycles) as progress:
+        try:
+            capture.run(until, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        if not capture.stop():
+            capture.note = capture.note or "a process did not finish its recording"
     if not capture.steps:
-        journal.discard()
-        raise capture.nothing("no cycle was recorded: the server was idle")
-    recording = journal.finish()
-    if not len(recording.cycles):
-        journal.path.unlink()
-        raise SpantraceError("no whole cycle was recorded; record for longer while the server has load", 3)
-    if capture.note:
-        click.echo(
-            f"spantrace: {capture.note}; the recording is {'partial' if recording.partial else 'kept'}", err=True
-        )
-    making.say_written(recording, journal.path)
+        raise KeyboardInterrupt if interrupted else capture.nothing("no cycle was recorded: the server was idle")
+    if interrupted:
+        click.echo("stopped; what was recorded is kept", err=True)

@@ -8,106 +8,68 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.cli import making
+from spantrace.cli.cycle_options import cycle_options, rates_of, require_torch, settings_of
 from spantrace.cli.making import force_option, output_option
-from spantrace.cli.options import device_option, dtype_option
+from spantrace.cli.options import MOST_CYCLES
 
 if TYPE_CHECKING:
-    from optimized.reference_cycle.settings import Settings
-    from spantrace.cli.built_in import Asked
+    from spantrace.built_in.running import Asked
     from spantrace.journal import Journal
-
-_DRAFTERS = ("dflash", "dspark", "none")
-_GEOMETRIES = ("tiny", "qwen3-8b", "nemotron-h", "kimi-k3-drafter")
 
 
 @click.command("run")
-@click.option("--drafter", type=click.Choice(_DRAFTERS), default="dflash", show_default=True, help="What drafts.")
-@click.option(
-    "--geometry", type=click.Choice(_GEOMETRIES), default="tiny", show_default=True, help="Sizes of both models."
-)
-@click.option("--layers", type=click.IntRange(1), help="Layers of the target, in place of the geometry's.")
-@click.option("--hidden", type=click.IntRange(1), help="Width of the models, in place of the geometry's.")
-@click.option("--vocab", type=click.IntRange(2), help="Size of the vocabulary, in place of the geometry's.")
-@device_option
-@dtype_option
-@click.option("--cycles", type=click.IntRange(1), default=200, show_default=True, help="Decode cycles to record.")
-@click.option("--warmup", type=click.IntRange(0), default=20, show_default=True, help="Steady cycles before them.")
-@click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Requests at a time.")
-@click.option("--context", type=click.IntRange(1), default=2048, show_default=True, metavar="TOKENS",
-              help="Prompt and output of a request.")  # fmt: skip
-@click.option("--draft-length", type=click.IntRange(1), default=7, show_default=True, metavar="K",
-              help="Drafted tokens a cycle.")  # fmt: skip
-@click.option("--accept", default="0.75", show_default=True, metavar="RATE",
-              help="How much of what is proposed is right: each token with this probability, or by position (K shares "
-              "as 0.9,0.7,...). A random drafter guesses nothing, so proposals are the target's own words, corrupted; "
-              "`drafter` verifies the drafter's own.")  # fmt: skip
+@cycle_options
+@click.option("--cycles", type=click.IntRange(1, MOST_CYCLES), default=200, show_default=True,
+              help="Decode cycles to record.")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0, MOST_CYCLES), default=20, show_default=True,
+              help="Steady cycles before them.")  # fmt: skip
 @click.option("--optimize", default="none", show_default=True, metavar="IDS", help="Optimizations: a,b or all or none.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, prompts and wrong proposals.")
 @output_option
 @force_option
 def command(output: Path | None, force: bool, **options: Any) -> None:
     """Record the built-in speculative-decode cycle: a small target and its drafter, in PyTorch."""
     from spantrace.journal import Journal
 
-    if output and not force:
-        making.refuse_overwriting(output)
+    if output:
+        making.refuse_overwriting(output, force=force)
     asked = _asked(options)
+    from spantrace.built_in.running import ENGINE
+
     path = output or making.default_output(f"{options['geometry']}-{options['drafter']}")
     started_as = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value is not None)
     header = making.new_header(started_as, {"warmup": asked.warmup, "cycles": asked.cycles, "seconds": None})
+    header["server"]["engine"] = ENGINE
     with Journal(path, header) as journal:
         _run(asked, journal)
 
 
 def _run(asked: Asked, journal: Journal) -> None:
-    from spantrace.cli.built_in import BuiltIn, within_memory
+    from spantrace.built_in.running import BuiltIn, within_memory
+    from spantrace.interrupts import signals_held
+    from spantrace.switched import switched
 
     run = None
-    try:
+    with making.kept(journal, lambda: run.steps if run else 0):
         with within_memory(asked.settings):
             run = BuiltIn(asked)
             with making.progress_bar(run.lengths.known, "preparing", "tokens") as progress:
                 run.prepare(progress)
             with making.progress_bar(asked.cycles + asked.warmup) as progress:
                 run.record(journal, progress)
-    except BaseException:
-        if run is None or not run.steps:
-            journal.discard()
-        raise
-    if run.interrupted:
-        click.echo("stopped; what was recorded is kept", err=True)
-    making.say_written(journal.finish(), journal.path)
+        with signals_held():
+            if run.interrupted:
+                click.echo("stopped; what was recorded is kept", err=True)
+            recording = journal.finish()
+            making.say_written(recording, journal.path)
+            for one in switched(recording.header):
+                if one.warning:
+                    click.echo(f"spantrace: {one.warning}", err=True)
 
 
 def _asked(options: dict[str, Any]) -> Asked:
-    from importlib.util import find_spec
-
-    from spantrace.errors import SpantraceError
-
-    if not find_spec("torch"):
-        raise SpantraceError("the built-in cycle needs PyTorch; pip install torch")
+    require_torch()
     import optimized
-    from spantrace.cli.built_in import Asked
+    from spantrace.built_in.running import Asked
 
     names = optimized.select(options["optimize"])
-    return Asked(_settings(options), _rates(options["accept"]), tuple(names), options["cycles"], options["warmup"])
-
-
-def _settings(options: dict[str, Any]) -> Settings:
-    from optimized.judging import choose_place
-    from optimized.reference_cycle.geometry import GEOMETRIES
-    from optimized.reference_cycle.settings import Settings
-
-    place = choose_place(options["device"], options["dtype"])
-    geometry = GEOMETRIES[options["geometry"]].scaled(options["layers"], options["hidden"], options["vocab"])
-    same = {name: options[name] for name in ("drafter", "draft_length", "batch", "context", "seed")}
-    return Settings(geometry, device=place.device, dtype=place.dtype, **same)
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    if text == "drafter":
-        return ()
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no rate, list of rates, or `drafter`", param_hint="--accept") from error
+    return Asked(settings_of(options), rates_of(options["accept"]), tuple(names), options["cycles"], options["warmup"])

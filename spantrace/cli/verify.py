@@ -118,7 +118,7 @@ def _row(one: Judgement) -> Row:
     cells: dict[str, Cell] = {
         "optimization": one.optimization,
         "case": one.case,
-        "tier": one.tier.name,
+        "tier": one.tier.value,
         "device": one.place.device,
         "dtype": one.place.dtype,
         "steps": one.steps,
@@ -140,14 +140,14 @@ def _total(own: list[Judgement]) -> Row:
     first, used = own[0], [one.used for one in own if one.used is not None]
     cells: dict[str, Cell] = {
         "optimization": first.optimization,
-        "tier": first.tier.name,
+        "tier": first.tier.value,
         "device": first.place.device,
         "error": max(one.error for one in own),
         "used": max(used) if used else None,
         "passed": "yes" if all(one.passed for one in own) else "no",
     }
     cells |= {key: sum(getattr(one, key) for one in own) for key in ("tensors", "elements", "unequal", "outside")}
-    return Row(cells, f"{first.optimization}  {first.tier.name}", "bold")
+    return Row(cells, f"{first.optimization}  {first.tier.name}", "bold", only="text")
 
 
 def _facts(judged: list[Judgement], unmet: dict[str, str]) -> list[Fact]:

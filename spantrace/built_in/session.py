@@ -13,6 +13,7 @@ import optimized
 from optimized.reference_cycle.cycle import Cycle
 from optimized.reference_cycle.facts import Facts
 from optimized.reference_cycle.instrument import instrument, span_sites
+from spantrace.delays import Delays
 from spantrace.frames import Frame
 from spantrace.journal import Journal
 from spantrace.recorder import Recorder, cost_of_a_span
@@ -26,13 +27,16 @@ DRAIN_S = 1.0
 
 
 class Session:
-    """One recording: its frames go to the journal from the moment it is entered until `finish`."""
+    """One recording: its frames go to the journal from the moment it is entered until `finish`.
 
-    def __init__(self, cycle: Cycle, server: Frame, journal: Journal) -> None:
-        self._server, self._journal = server, journal
+    With `delays` each of its spans can be held up.
+    """
+
+    def __init__(self, cycle: Cycle, server: Frame, journal: Journal, delays: Delays | None = None) -> None:
+        self._server, self._journal, self._delays = server, journal, delays
         self._gpu = gpu_description() if cycle.settings.device == "cuda" else None
         self._clock, self._event_ns = make_gpu_clock() if self._gpu else (None, None)
-        self._recorder = Recorder(gpu=self._clock)
+        self._recorder = Recorder(gpu=self._clock, delays=delays)
         sites = span_sites(cycle)
         self._sites = [(site.span, None) for site in sites]
         self._patches = instrument(sites, self._recorder, Facts(self._recorder))
@@ -51,12 +55,16 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patches.revert()
+        if self._delays:
+            self._delays.end()
         if self._clock:
             self._clock.end()
         self._counts = optimized.counts()
 
     def between_cycles(self) -> None:
         """Once in a while hand the rows to the journal."""
+        if self._delays:
+            self._delays.new_cycle()
         if time.monotonic() - self._drained >= DRAIN_S:
             self._drained = time.monotonic()
             self._drain()

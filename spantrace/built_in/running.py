@@ -10,14 +10,18 @@ from typing import Any
 import torch
 
 import optimized
+from optimized.cases import Place
 from optimized.reference_cycle.acceptance import Continuation, Forced, lengths_at
 from optimized.reference_cycle.cycle import Cycle, random_prompts
 from optimized.reference_cycle.load import Lengths, Load, own_continuation
 from optimized.reference_cycle.scheduler import Progress
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.settings import describe as settings_of
-from spantrace.cli.built_in_session import Session
+from spantrace.built_in.memory import SMALLER, refuse_too_large
+from spantrace.built_in.session import Session
+from spantrace.delays import Delays
 from spantrace.errors import SpantraceError
+from spantrace.interrupts import signals_held
 from spantrace.journal import Journal
 
 ENGINE = "built-in cycle"
@@ -58,14 +62,17 @@ class Asked:
 class BuiltIn:
     """A cycle with its requests; `strayed` of the finished ones left the continuation that was found beforehand.
 
-    `steps` cycles were recorded; `interrupted` says that Ctrl-C ended it.
+    `steps` cycles were recorded; `interrupted` says that Ctrl-C ended it. Several may take turns on one `cycle`.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, cycle: Cycle | None = None) -> None:
         self.asked = asked
         self.lengths = Lengths.within(asked.settings)
-        with switched_on(asked.optimize):
-            self.cycle = Cycle(asked.settings)
+        if cycle is None:
+            refuse_too_large(asked.settings, asked.optimize)
+            with switched_on(asked.optimize, asked.settings):
+                cycle = Cycle(asked.settings)
+        self.cycle = cycle
         self.prompts = random_prompts(asked.settings, asked.settings.batch, self.lengths.prompt)
         self.load = Load(self.cycle, self.prompts, self.lengths.output)
         self.steps = self.finished = self.strayed = 0
@@ -76,33 +83,53 @@ class BuiltIn:
         """Find what the target will say, if that is what is verified, with the same optimizations on."""
         if not self.asked.synthetic:
             return
-        with switched_on(self.asked.optimize):
-            self._continuation = own_continuation(self.cycle, self.prompts, self.lengths.known, progress)
-        self.cycle.verify_from(self.asked.source(self._continuation))
-
-    def record(self, journal: Journal, progress: Callable[[int], None]) -> None:
-        """Record as many decode cycles as asked, or until Ctrl-C, which passes on where there was no cycle yet."""
-        with switched_on(self.asked.optimize):
+        with switched_on(self.asked.optimize, self.asked.settings):
             self.cycle.forget_graphs()
-            session = Session(self.cycle, describe(self.asked), journal)
+            self._continuation = own_continuation(self.cycle, self.prompts, self.lengths.known, progress)
+
+    def record(
+        self,
+        journal: Journal,
+        progress: Callable[[int], None],
+        drive: Callable[[Session], None] | None = None,
+        delays: Delays | None = None,
+    ) -> None:
+        """Record as many decode cycles as asked, or until Ctrl-C, which passes on where there was no cycle yet.
+
+        Begins with new requests. `drive` makes other cycles instead, by `advance`; with `delays` spans can be held up.
+        """
+        self.steps = self.finished = self.strayed = 0
+        self.cycle.restart()
+        with switched_on(self.asked.optimize, self.asked.settings):
+            self.cycle.forget_graphs()
+            self.cycle.verify_from(self.asked.source(self._continuation) if self._continuation else None)
+            session = Session(self.cycle, describe(self.asked), journal, delays)
             try:
                 with session:
-                    self._drive(session, progress)
+                    if drive:
+                        drive(session)
+                    else:
+                        self._drive(session, progress)
             except KeyboardInterrupt:
                 if not self.steps:
                     raise
                 self.interrupted = True
-        session.finish(self.notes())
+        with signals_held():
+            session.finish(self.notes())
 
     def _drive(self, session: Session, progress: Callable[[int], None]) -> None:
         decoded = 0
         while decoded < self.asked.cycles + self.asked.warmup:
-            step = self.load.step()
-            self.steps += 1
-            session.between_cycles()
-            self._check(step)
-            decoded += not step.prefilled
+            decoded += self.advance(session)
             progress(decoded)
+
+    def advance(self, session: Session) -> bool:
+        """Make one cycle; whether it only decoded."""
+        step = self.load.step()
+        self.steps += 1
+        session.between_cycles()
+        self._check(step)
+        return not step.prefilled
 
     def _check(self, step: Progress) -> None:
         for request in step.finished if self._continuation else ():
@@ -121,9 +148,9 @@ class BuiltIn:
 
 
 @contextmanager
-def switched_on(names: Sequence[str]) -> Iterator[None]:
-    """With these optimizations, and without them afterwards."""
-    on = optimized.apply(names)
+def switched_on(names: Sequence[str], settings: Settings | None = None) -> Iterator[None]:
+    """With these optimizations, tested where such a cycle runs, and without them afterwards."""
+    on = optimized.apply(names, place=Place(settings.device, settings.dtype) if settings else None)
     try:
         yield
     finally:
@@ -139,7 +166,7 @@ def within_memory(settings: Settings) -> Iterator[None]:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise SpantraceError(
                 f"{settings.geometry.name} in {settings.dtype} does not fit into this machine's memory; "
-                "make it smaller with --layers, --batch, --context or --dtype"
+                f"make it smaller with {SMALLER}"
             ) from error
         raise
 
