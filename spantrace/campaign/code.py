@@ -1,0 +1,35 @@
+"""The hash of the code that an arm runs, so that a result says what it is a result of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def own_code(optimizations: Iterable[str]) -> str:
+    """Of the recorder, the built-in cycle and the folders of these optimizations, as one sha256."""
+    others = {path.parent for path in (_ROOT / "optimized").glob("*/__init__.py")} - {
+        _ROOT / "optimized/reference_cycle"
+    }
+    wanted = {_ROOT / "optimized" / name.replace("-", "_") for name in optimizations}
+    sources = [path for room in ("spantrace", "optimized") for path in (_ROOT / room).rglob("*.py")]
+    left_out = (others - wanted) | {_ROOT / "spantrace/cli"}
+    return hash_of_sources(path for path in sources if not left_out & set(path.parents))
+
+
+def together(*parts: str) -> str:
+    """One hash of several hashes or texts."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def hash_of_sources(sources: Iterable[Path]) -> str:
+    """The sha256 of files, their names and contents."""
+    whole = hashlib.sha256()
+    for path in sorted(sources):
+        content = path.read_bytes()
+        whole.update(f"{path.name} {len(content)}\n".encode())
+        whole.update(content)
+    return whole.hexdigest()

@@ -1,0 +1,40 @@
+"""A load for `spantrace ab`: greedy completions one after another, and what they took, as a campaign reads it.
+
+python small_load.py URL MODEL RESULT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+REQUESTS, TOKENS = 3, 64
+
+
+def main(url: str, model: str, result: str) -> None:
+    """Put the load on and write its result."""
+    took = []
+    for index in range(REQUESTS):
+        body = {
+            "model": model,
+            "prompt": f"Request {index}",
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+        begun = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            answer.read()
+        took.append(time.perf_counter() - begun)
+    whole = sum(took)
+    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * TOKENS / whole}
+    Path(result).write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""`spantrace ab` on real servers: one that it starts and that dies on the way, and one that runs already."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from conftest import ACCEPTANCE
+from live import PROGRAM, wait_until
+
+from spantrace.frames import read_frames
+from spantrace.loading import load
+
+if TYPE_CHECKING:
+    from conftest import Serve
+
+    from tests.conftest import Cli
+
+CHOSEN = "uniform-decode-metadata"
+ARMS = ["stock", "stock again", CHOSEN]
+LOAD = [sys.executable, str(Path(__file__).with_name("small_load.py")), "{url}", "{model}", "{result}"]
+LENGTH = ["repeats = 4", "cycles = 30", "warmup = 5"]
+
+
+def plan_of_a_server(path: Path) -> Path:
+    """A plan that starts a server as the other tests do."""
+    from cpu_server import CpuServer
+
+    made = CpuServer(method="dflash", target="nemotron", acceptance=ACCEPTANCE)
+    arguments = made.command[made.command.index("serve") + 1 :]
+    changed = {key: value for key, value in made.environment.items() if os.environ.get(key) != value}
+    lines = ['target = "serve"', f'optimize = ["{CHOSEN}"]', *LENGTH]
+    lines += ["[load]", f"command = {json.dumps(LOAD)}", "[serve]", f"arguments = {json.dumps(arguments)}"]
+    lines += ["[serve.environment]", *(f"{key} = {json.dumps(value)}" for key, value in changed.items())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def log(directory: Path) -> list[dict[str, Any]]:
+    path = directory / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def engine_of(process: subprocess.Popen[str]) -> psutil.Process:
+    children = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = [child for child in children if " ".join(child.cmdline()).startswith("VLLM::EngineCore")]
+    return engine
+
+
+def records(directory: Path, window: int) -> bool:
+    """Whether engine and worker have begun to record a window."""
+    for part in directory.glob(f"{window:03d}-*.part"):
+        with part.open("rb") as file:
+            return sum(frame["type"] == "armed" for frame in read_frames(file)) == 2
+    return False
+
+
+def check(directory: Path, campaign: dict[str, Any]) -> None:
+    """Every window is there, with its own optimizations on, and what its load measured."""
+    assert [entry["arm"] for entry in campaign["done"]] == [*ARMS, *reversed(ARMS)] * 2
+    for entry in campaign["done"]:
+        (path,) = directory.glob(f"{entry['window']:03d}-*.spantrace")
+        recording = load(path)
+        assert recording.header["campaign"]["arm"] == entry["arm"]
+        on = [one["id"] for one in recording.header["optimizations"] if one["hits"] > 10]
+        assert on == ([CHOSEN] if entry["arm"] == CHOSEN else [])
+        assert 50 < entry["load"]["tokens_per_s"] < 5000
+        assert not recording.partial
+
+
+def test_a_server_that_dies_in_window_5_of_12_costs_that_window_and_resume_completes(
+    servers: None, cli: Cli, tmp_path: Path
+) -> None:
+    plan, directory = plan_of_a_server(tmp_path / "plan.toml"), tmp_path / "campaign"
+    command = [PROGRAM, "ab", str(plan), "-o", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: records(directory, 5) or process.poll() is not None, "window 5", timeout=300)
+            engine_of(process).kill()
+            _, said = process.communicate(timeout=300)
+        finally:
+            process.terminate()
+    assert process.returncode == 3, said
+    assert "window 5 of 12 (stock again) failed: " in said
+    assert said.splitlines()[-1] == (f"spantrace: 1 of 12 windows are missing; spantrace ab {directory} measures them")
+    kept = {path: path.stat().st_mtime_ns for path in directory.glob("*.spantrace")}
+    assert len(kept) == 11
+    done = cli("ab", str(directory), "--format", "json", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    campaign = json.loads(done.stdout)["campaign"]
+    assert [(one["window"], one["arm"]) for one in campaign["failures"]] == [(5, "stock again")]
+    check(directory, campaign)
+
+
+def test_a_running_server_is_switched_and_has_on_afterwards_what_it_had_before(
+    serve: Serve, cli: Cli, tmp_path: Path
+) -> None:
+    server = serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN)
+    plan = tmp_path / "plan.toml"
+    lines = [
+        f'target = ":{server.port}"',
+        f'optimize = ["{CHOSEN}"]',
+        *LENGTH,
+        "[load]",
+        f"command = {json.dumps(LOAD)}",
+    ]
+    plan.write_text("\n".join(lines) + "\n")
+    done = cli("ab", str(plan), "-o", str(tmp_path / "campaign"), "--format", "json", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "estimated time" in done.stderr.splitlines()[1]
+    check(tmp_path / "campaign", json.loads(done.stdout)["campaign"])
+    told = json.loads(cli("optimizations", f":{server.port}", "--format", "json").stdout)
+    assert next(one["state"] for one in told["optimizations"] if one["id"] == CHOSEN) == "on"
