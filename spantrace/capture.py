@@ -81,12 +81,16 @@ class Capture:
     def pause(self) -> None:
         """Take every process's hooks out of force; what is under way then is in no complete cycle."""
         for index in reversed(range(len(self._connections))):
-            self._ask(index, "pause", "paused")
+            self._ask(index, {"type": "pause"}, "paused")
 
     def resume(self) -> None:
         """Put the hooks into force again."""
         for index in range(len(self._connections)):
-            self._ask(index, "resume", "resumed")
+            self._ask(index, {"type": "resume"}, "resumed")
+
+    def delay(self, request: Frame) -> list[Frame]:
+        """Ask every process for a delay; their answers, which come once it is in force there."""
+        return [self._ask(index, {"type": "delay", **request}, "delayed") for index in range(len(self._connections))]
 
     def stop(self) -> bool:
         """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""
@@ -158,17 +162,18 @@ class Capture:
             return self._lose(index, error)
         return self._lose(index, TimeoutError(f"no answer within {STOP_TIMEOUT_S:g} s"))
 
-    def _ask(self, index: int, request: str, answer: str) -> None:
+    def _ask(self, index: int, request: Frame, answer: str) -> Frame:
         """Send a request and journal what comes up to its answer; SpantraceError where none comes."""
         connection = self._connections[index]
         try:
-            connection.send({"type": request})
+            connection.send(request)
             while (frame := connection.receive(STOP_TIMEOUT_S)) is not None and frame.get("type") != answer:
                 self._keep(index, frame)
         except (OSError, EOFError, ValueError) as error:
             raise SpantraceError(f"a process broke off instead of being {answer}: {error}") from error
         if frame is None:
             raise SpantraceError(f"a process was not {answer} within {STOP_TIMEOUT_S:g} s")
+        return frame
 
     def _lose(self, index: int, error: Exception) -> bool:
         """Let a process go that broke off; the first one's reason is noted."""

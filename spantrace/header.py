@@ -7,6 +7,7 @@ from typing import Any
 from spantrace.frames import Frame
 from spantrace.recording import Header
 from spantrace.switched import KEY, summed
+from spantrace.windows import WINDOWS
 
 
 def complete_header(header: Header, frames: list[Frame]) -> Header:
@@ -29,6 +30,8 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
             processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))
             processes[index][KEY] = frame.get(KEY, [])
             processes[index]["stopped"] = frame["type"] == "stopped"
+        elif frame["type"] == "window":
+            full.setdefault(WINDOWS, []).append({key: value for key, value in frame.items() if key != "type"})
         elif frame["type"] == "note":
             full["notes"] = [*full.get("notes", []), frame["text"]]
     records = sum(about.get("gpu_records", 0) for about in processes.values())

@@ -18,6 +18,7 @@ from spantrace.frames import Frame
 from spantrace.naming import Flags, Ints, NamedRows, Process, name_rows
 from spantrace.recording import Cycles, Header, Recording, Spans
 from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
+from spantrace.windows import touched
 
 EMIT = SPAN_ID["output.emit"]
 FORWARD = SPAN_ID["target.forward"]
@@ -34,7 +35,9 @@ def join(header: Header, frames: Iterable[Frame], partial: bool) -> Recording:
     named = [name_rows(process) for process in processes]
     engine = next((i for i, rows in enumerate(named) if (rows.name == SPAN_ID["cycle"]).any()), None)
     if engine is None:
-        raise SpantraceError("the recording holds no cycle; put load on the server while it records")
+        built_in = "engine" in header.get("server", {})
+        advice = "let it run for longer" if built_in else "put load on the server while it records"
+        raise SpantraceError(f"the recording holds no cycle; {advice}")
     workers = [i for i, process in enumerate(processes) if process.facts.get("execute")]
     cycles, number_of_turn, left_out = _cycles(header, processes, engine, workers, named[engine])
     kept = workers[:1] if engine not in workers else []
@@ -70,7 +73,7 @@ def _cycles(
     period[:-1] = np.where(idle_before[1:], -1, np.diff(start))
     speculates = int(header.get("server", {}).get("num_speculative_tokens") or 0)
     live, drafting, drafted, accepted = _acceptance(step, updates, speculates)
-    kind = _kinds(header, plan, live, idle_before)
+    kind = _kinds(header, plan, live, idle_before, touched(header, start, end))
     cycles = Cycles(
         step=step,
         start=start,
@@ -110,7 +113,7 @@ def _acceptance(
     return live, drafting, drafted, accepted
 
 
-def _kinds(header: Header, plan: Ints, live: Ints, idle_before: Flags) -> NDArray[np.int8]:
+def _kinds(header: Header, plan: Ints, live: Ints, idle_before: Flags, delayed: Flags) -> NDArray[np.int8]:
     """Each cycle's kind; a drafter that by its nature has not always a proposal needs one for one request only."""
     server = header.get("server", {})
     tokens, batch, prefilling, with_drafts, skipping = plan[:, 1:].T
@@ -124,7 +127,7 @@ def _kinds(header: Header, plan: Ints, live: Ints, idle_before: Flags) -> NDArra
     kind[tokens <= 0] = Kind.EMPTY
     steady = np.flatnonzero(kind == Kind.STEADY)
     kind[steady[: int(header["options"].get("warmup", 0))]] = Kind.WARMUP
-    return kind
+    return np.where((kind == Kind.STEADY) & delayed, np.int8(Kind.DELAYED), kind)
 
 
 def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:

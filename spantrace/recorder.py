@@ -15,6 +15,7 @@ from statistics import median
 from types import CodeType, FunctionType
 from typing import Any
 
+from spantrace.delays import Delays
 from spantrace.frames import Frame, plain_rows
 from spantrace.gpu_clock import GpuClock
 from spantrace.ring import Ring, as_array
@@ -26,7 +27,10 @@ _MAIN = threading.main_thread().ident
 
 @dataclass(frozen=True)
 class Site:
-    """How one function is recorded: `row` is its index in the recording's list of sites, None for facts only."""
+    """How one function is recorded: `row` is its index in the recording's list of sites, None for facts only.
+
+    `in_draft` is the span that it is inside draft.propose, where that is not the one of its `name`.
+    """
 
     name: str
     row: int | None
@@ -35,14 +39,19 @@ class Site:
     threaded: bool = False
     before: Function | None = None
     after: Function | None = None
+    in_draft: str | None = None
 
 
 @dataclass
 class Recorder:
-    """Rings, lanes and error counts of one recording; `gpu` is None where there is no GPU to time."""
+    """Rings, lanes and error counts of one recording; `gpu` is None where there is no GPU to time.
+
+    With `delays` each span can be held up.
+    """
 
     gpu: GpuClock | None = None
     nvtx: bool = False
+    delays: Delays | None = None
     rows: Ring = field(default_factory=Ring)
     facts: Ring = field(default_factory=lambda: Ring(1 << 15, width=1))
     errors: int = 0
@@ -59,10 +68,13 @@ class Recorder:
 
     def _wiring(self, site: Site) -> Wiring:
         push, pop = self._nvtx(site.name) if self.nvtx and site.row is not None else (None, None)
-        timed: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if site.gpu and self.gpu:
             opening = self.gpu.follow if site.follows else self.gpu.open
-            timed = {"timing": self.gpu.timing, "open": opening, "close": self.gpu.close}
+            more = {"timing": self.gpu.timing, "open": opening, "close": self.gpu.close}
+        if self.delays:
+            due = self.delays.place(site.name, site.in_draft, bool(more))
+            more |= {"due": due, "hold": self.delays.hold}
         return Wiring(
             row=site.row,
             put=self.rows.put,
@@ -74,7 +86,7 @@ class Recorder:
             push=push,
             pop=pop,
             lane=self._lane if site.threaded else None,
-            **timed,
+            **more,
         )
 
     def fact(self, *values: Any) -> None:

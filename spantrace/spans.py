@@ -58,6 +58,7 @@ class Kind(IntEnum):
     EMPTY = 5
     GHOST = 6
     WARMUP = 7
+    DELAYED = 8
 
 
 class GraphMode(IntEnum):

@@ -32,7 +32,8 @@ class Wiring:
     `before(*arguments)` and `after(start_ns, result, *arguments)` read facts; `failed(error, alive)` is told when
     one of them raises and lowers `alive`, which switches both off. `open()` and `close(row, start_ns, end_ns,
     opened)` time the span on the GPU while `timing` is raised, and `push()`/`pop()` are NVTX; none of these may
-    raise. `lane()` gives the calling thread's lane shifted left by `LANE_SHIFT`.
+    raise. While `due` is raised `hold()` is called in the span, before the function. `lane()` gives the calling
+    thread's lane shifted left by `LANE_SHIFT`.
     """
 
     row: int | None
@@ -48,6 +49,8 @@ class Wiring:
     push: Function | None = None
     pop: Function | None = None
     lane: Function | None = None
+    due: Flag | None = None
+    hold: Function | None = None
 
 
 _PARTS = tuple(field.name for field in fields(Wiring))
@@ -133,6 +136,7 @@ def _source(parameters: str, call: str, wiring: Wiring, free: int) -> str:
     body += ["push__()"] if wiring.push else []
     body += ["opened__ = open__() if timing__ else -1"] if wiring.open else []
     body += ["start__ = clock__()", "try:"]
+    body += ["    if due__:", "        hold__()"] if wiring.hold else []
     body += [f"    {'return' if returns else 'result__ ='} original__({call})"]
     body += ["finally:"]
     closing = ["    end__ = clock__()"] if wiring.close or wiring.pop else []

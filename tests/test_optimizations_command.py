@@ -19,8 +19,7 @@ from optimized.optimization import Optimization, Requirement
 from spantrace.cli.main import run
 from spantrace.errors import EXIT_BAD_INPUT
 from spantrace.loading import load
-from spantrace.vllm_adapter import launch, servers
-from spantrace.vllm_adapter.choice import counts_since
+from spantrace.vllm_adapter import choice, launch, servers
 from spantrace.vllm_adapter.servers import Member, Server
 
 ID = "uniform-decode-metadata"
@@ -228,8 +227,13 @@ def test_the_header_sums_the_processes_and_notes_what_was_refused(tmp_path: Path
 
 
 def test_only_what_a_recording_saw_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = [COUNTS]
+    monkeypatch.setattr(optimized, "counts", lambda: [COUNTS])
+    tally = choice.Tally()
     now = [COUNTS | {"hits": 1240, "fallbacks": 6, "reasons": {"a request is still prefilling": 5, "else": 1}}]
     monkeypatch.setattr(optimized, "counts", lambda: now)
-    assert counts_since(earlier) == [{"id": ID, "hits": 6, "fallbacks": 1, "errors": 0, "reasons": {"else": 1}}]
-    assert counts_since([]) == now
+    seen = [{"id": ID, "hits": 6, "fallbacks": 1, "errors": 0, "reasons": {"else": 1}}]
+    assert tally.counts() == seen
+    monkeypatch.setattr(optimized, "counts", lambda: [])
+    monkeypatch.setattr(choice, "_ended", now)
+    assert tally.counts() == seen, "it was switched off in the meantime"
+    assert choice.Tally().counts() == [], "it was off all the time"

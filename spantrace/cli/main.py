@@ -17,7 +17,10 @@ COMMANDS = {
     "report": "Say who bounds the cycle and what each span of it costs.",
     "compare": "Set two recordings side by side.",
     "run": "Record the built-in cycle: no server, no GPU needed.",
+    "ab": "Measure arms in turns: what did each optimization save?",
     "serve": "Start `vllm serve` ready to be recorded.",
+    "toggle": "Switch optimizations of a live server.",
+    "sensitivity": "Delay spans to see which the cycle waits for.",
     "optimizations": "Say which optimizations apply, are on or are refused.",
     "verify": "Judge optimizations against their references.",
     "bench": "Time optimizations against the code they replace.",
@@ -38,7 +41,8 @@ class LazyGroup(click.Group):
         """The command of `spantrace/cli/<name>.py`."""
         if cmd_name not in COMMANDS:
             return None
-        refuse_stranger("analyzers")
+        for package in ("analyzers", "optimized"):
+            refuse_stranger(package)
         command: click.Command = import_module(f"spantrace.cli.{cmd_name}").command
         return command
 
@@ -51,7 +55,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="spantrace", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Profile the speculative-decode cycle of a live vLLM server."""
+    """Profile and optimize the speculative-decode cycle: of a live vLLM server, or of the built-in one."""
 
 
 def main() -> None:

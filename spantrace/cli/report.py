@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
+
+from spantrace.cli.options import format_option
 
 if TYPE_CHECKING:
     from analyzers.span_table import SpanRow, SpanTable
@@ -21,9 +23,7 @@ _BASELINE_SHARES = frozenset({"model", "vllm", "tensor_parallel", "gpu", "host",
 @click.argument("file", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="Recording without speculation, for the break-even length.")
 @click.option("--kind", default="steady", show_default=True, help="Kind of cycles: steady, prefill, mixed, ... or all.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "markdown", "json", "csv"]), default="table", show_default=True
-)
+@format_option
 def command(file: str, baseline: str | None, kind: str, form: str) -> None:
     """Say who bounds the cycle of the recording FILE and what each span of it costs."""
     from pathlib import Path
@@ -52,9 +52,11 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     """Analyse the cycles of `kinds`; a recording without any of them is an error that says what it has."""
     from analyzers.co_saturation import BUSY, co_saturation
     from analyzers.economics import economics
+    from analyzers.sensitivity import sensitivity
     from analyzers.span_table import span_table
     from analyzers.trust import left_out, trust
     from spantrace.cli import wording
+    from spantrace.cli.sensitivity import by_delays
     from spantrace.errors import SpantraceError
     from spantrace.tables import Document
 
@@ -66,12 +68,13 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         _check_baseline(recording, baseline)
     table = span_table(recording, kinds, saturation)
     earned, trusted = economics(recording, baseline, kinds), trust(recording, kinds, table)
+    verdict, delayed = wording.verdict(saturation), sensitivity(recording)
     synthetic = (recording.header.get("server") or {}).get("rejection_sample_method") == "synthetic"
     created = str(recording.header.get("created") or "")
     return Document(
         "report",
         (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
-        wording.verdict(saturation),
+        replace(verdict, sentences=(*verdict.sentences, *by_delays(delayed))),
         _table(table, gpu=saturation.gpu is not None),
         (
             wording.speculation(earned, synthetic),
@@ -88,6 +91,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
                 "gpu_win_ms": saturation.gpu_win,
             },
             "spans": table.rows,
+            **({"sensitivity": delayed} if delayed else {}),
             "economics": {**asdict(earned), "speedup": earned.speedup},
             "trust": trusted,
         },

@@ -8,8 +8,9 @@ import click
 @click.command("serve", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--optimize", envvar="SPANTRACE_OPTIMIZE", default="none", metavar="IDS",
               help="Optimizations to apply, as a,b or all (spantrace optimizations lists them).")  # fmt: skip
+@click.option("--allow-delays", is_flag=True, help="Let spantrace sensitivity hold its spans up on purpose.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- [VLLM SERVE ARGUMENTS]")
-def command(optimize: str, arguments: tuple[str, ...]) -> None:
+def command(optimize: str, allow_delays: bool, arguments: tuple[str, ...]) -> None:
     """Become `vllm serve ARGUMENTS`, with the plugin loaded whatever VLLM_PLUGINS says."""
     import os
     import sys
@@ -20,6 +21,6 @@ def command(optimize: str, arguments: tuple[str, ...]) -> None:
     if not arguments:
         raise SpantraceError("name a model: spantrace serve -- MODEL [vllm serve arguments]")
     program = serve_command(arguments)
-    environment = serve_environment(os.environ, choose(optimize))
+    environment = serve_environment(os.environ, choose(optimize), allow_delays)
     sys.stdout.flush()
     os.execve(program[0], program, environment)

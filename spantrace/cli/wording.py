@@ -26,7 +26,7 @@ _STYLES = {"HOST-BOUND": "bold red", "GPU-BOUND": "bold yellow", "CO-SATURATED":
 def kinds_of(name: str) -> frozenset[Kind]:
     """The kinds that `--kind NAME` chooses: one of them, or all that ran a step."""
     if name == "all":
-        return frozenset(Kind) - {Kind.EMPTY, Kind.GHOST, Kind.WARMUP}
+        return frozenset(Kind) - {Kind.EMPTY, Kind.GHOST, Kind.WARMUP, Kind.DELAYED}
     return frozenset({Kind[name.upper().replace("-", "_")]})
 
 

@@ -1,4 +1,4 @@
-"""The optimizations that were chosen when this server started, in one of its processes.
+"""The optimizations of one process of a server: those chosen when it started, and those switched while it serves.
 
 The choice is an environment variable, which all processes inherit. Each judges all that is chosen by version and
 sources, with the same result everywhere, and applies all of it or nothing: each one as soon as the modules of its
@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.packages import refuse_stranger
+from spantrace.switched import summed
 from spantrace.vllm_adapter.after_import import after_import
+
+if TYPE_CHECKING:
+    from optimized import Prepared
 
 CHOICE = "SPANTRACE_OPTIMIZE"
 """The chosen ids, separated by commas."""
@@ -26,6 +31,10 @@ _TOLD = "SPANTRACE_OPTIMIZE_REFUSED"
 _log = logging.getLogger("spantrace")
 _waiting: dict[str, set[str]] = {}
 _refused: dict[str, str] = {}
+_admitted_here: set[str] = set()
+"""What has been judged to apply, so that vLLM's sources are parsed once."""
+_ended: list[dict[str, Any]] = []
+"""What was counted by what has been switched off."""
 
 
 def prepare(choice: str) -> None:
@@ -50,10 +59,23 @@ def counts() -> list[dict[str, Any]]:
     return optimized.counts() if optimized else []
 
 
-def counts_since(before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What has been counted since `before`, an earlier answer of `counts`."""
-    earlier = {one["id"]: one for one in before}
-    return [_less(one, earlier.get(one["id"])) for one in counts()]
+class Tally:
+    """What is counted in this process from now on, by what is on at any time of it."""
+
+    def __init__(self) -> None:
+        self._on = {one["id"] for one in counts()}
+        self._before = {one["id"]: one for one in _totals()}
+
+    def counts(self) -> list[dict[str, Any]]:
+        """Hits, fallbacks and errors so far, as a recording's header keeps them."""
+        on = self._on | {one["id"] for one in counts()}
+        found = [_less(one, self._before.get(one["id"])) for one in _totals()]
+        return [one for one in found if one["id"] in on or one["hits"] or one["reasons"]]
+
+
+def _totals() -> list[dict[str, Any]]:
+    """All that was ever counted in this process, also by what has been switched off since."""
+    return summed([*_ended, *counts()])
 
 
 def refusals() -> dict[str, str]:
@@ -77,15 +99,99 @@ def describe() -> Frame:
     }
 
 
+@dataclass
+class Plan:
+    """A switch in this process, ready to be put into force: `waits` are put on once their modules are imported."""
+
+    off: list[str]
+    on: Prepared
+    waits: list[str]
+    _done: list[str] = field(default_factory=list)
+    _taken: list[str] = field(default_factory=list)
+
+    def changes(self) -> list[str]:
+        """The ids that it puts off or on here."""
+        return [*self.off, *self.on.ids, *self.waits]
+
+    def put_into_force(self) -> list[dict[str, Any]]:
+        """Do it; the counts of those that are off now. Where something fails nothing is changed."""
+        import optimized
+
+        ended = optimized.revert(self.off)
+        self._taken = [one["id"] for one in ended]
+        try:
+            self._done = self.on.install()
+        except SpantraceError:
+            self.take_back()
+            raise
+        for name in self.off:
+            _waiting.pop(name, None)
+        _await(self.waits)
+        for name in self._done:
+            _refused.pop(name, None)
+        _ended[:] = summed([*_ended, *ended])
+        return ended
+
+    def take_back(self) -> None:
+        """Undo it, as far as it has been put into force."""
+        import optimized
+        from optimized.gate import public
+
+        optimized.revert(self._done)
+        optimized.apply(reversed(self._taken), public(running_vllm()))
+        for name in self.waits:
+            _waiting.pop(name, None)
+
+
+def plan(on: list[str], off: list[str]) -> Plan:
+    """Prepare to put these on and those off; SpantraceError, in one sentence, where one cannot be switched live."""
+    refuse_stranger("optimized")
+    import optimized
+    from optimized.gate import public
+
+    if both := set(on) & set(off):
+        raise SpantraceError(f"{', '.join(sorted(both))} cannot be on and off at once")
+    for name in [*on, *off]:
+        _check_live(*optimized.select(name))
+    version, now = public(running_vllm()), {*optimized.applied(), *_waiting}
+    fresh = [name for name in on if name not in now]
+    if fresh:
+        _admitted(",".join(fresh))
+    modules = {name: {seam.module for seam in optimized.discover()[name].seams_at(version)} for name in fresh}
+    here = [name for name in fresh if all(module in sys.modules for module in modules[name])]
+    return Plan(
+        [name for name in off if name in now],
+        optimized.prepare(here, version),
+        [name for name in fresh if name not in here],
+    )
+
+
+def _check_live(name: str) -> None:
+    """SpantraceError where that optimization is not one that can be switched while a server runs."""
+    import optimized
+    from optimized.seams import BUILT_IN
+
+    item = optimized.discover()[name]
+    if item.vllm_switch is None:
+        raise SpantraceError(f"{name} cannot be switched in a server: it fires in the {BUILT_IN} only")
+    if not item.live_switchable:
+        raise SpantraceError(
+            f"{name} cannot be switched live: what it replaces is captured in CUDA graphs, which would have to be "
+            f"captured anew; restart the server with or without spantrace serve --optimize {name}"
+        )
+
+
 def _admitted(choice: str) -> list[str]:
     """The ids of a choice, all of which apply; SpantraceError with every reason where one does not."""
     import optimized
     from optimized.gate import State, admit_here, public
 
     names = optimized.select(choice, public(running_vllm()))
-    admissions = {name: admit_here(optimized.discover()[name], running_vllm()) for name in names}
+    unknown = [name for name in names if name not in _admitted_here]
+    admissions = {name: admit_here(optimized.discover()[name], running_vllm()) for name in unknown}
     if reasons := [f"{name}: {one.why}" for name, one in admissions.items() if one.state is not State.APPLIES]:
         raise SpantraceError("; ".join(reasons))
+    _admitted_here.update(names)
     return names
 
 
@@ -96,7 +202,7 @@ def _await(names: list[str]) -> None:
     version = public(running_vllm())
     for name in names:
         _waiting[name] = {seam.module for seam in optimized.discover()[name].seams_at(version)}
-    for name, modules in [(name, sorted(waits)) for name, waits in _waiting.items()]:
+    for name, modules in [(name, sorted(_waiting[name])) for name in names]:
         for module in modules:
             after_import(module, partial(_imported, name, module))
 

@@ -110,14 +110,16 @@ class Installation:
     def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Change:
         probe = getattr(hook, "probe", None)
         row = None if hook.span is None else len(self.sites)
+        delays, before = self._recorder.delays, getattr(self._probes, f"{probe}_before", None) if probe else None
         site = Site(
-            name=hook.span or label,
+            name="target.input_prep" if probe == "execute" else hook.span or label,
             row=row,
             gpu=hook.gpu,
             follows=hook.follows,
             threaded=getattr(hook, "threaded", False),
-            before=getattr(self._probes, f"{probe}_before", None) if probe else None,
+            before=delays.enter_draft if delays and hook.span == "draft.propose" else before,
             after=getattr(self._probes, f"{probe}_after", None) if probe else None,
+            in_draft=hook.in_draft,
         )
         patch = self._change(owner, name, site, isinstance(hook, Hook))
         if hook.graph is not None:

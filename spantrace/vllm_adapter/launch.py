@@ -12,6 +12,7 @@ import psutil
 from spantrace.errors import SpantraceError
 from spantrace.packages import refuse_stranger
 from spantrace.vllm_adapter.choice import CHOICE
+from spantrace.vllm_adapter.delaying import ALLOW_DELAYS
 
 PLUGIN = "spantrace"
 
@@ -23,9 +24,13 @@ def serve_command(arguments: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
 
 
-def serve_environment(environment: Mapping[str, str], optimize: Sequence[str] = ()) -> dict[str, str]:
+def serve_environment(
+    environment: Mapping[str, str], optimize: Sequence[str] = (), allow_delays: bool = False
+) -> dict[str, str]:
     """The environment for a server that loads the plugin, whatever VLLM_PLUGINS says, and applies `optimize`."""
-    ours = {name: value for name, value in environment.items() if name not in ("SPANTRACE", CHOICE)}
+    ours = {name: value for name, value in environment.items() if name not in ("SPANTRACE", CHOICE, ALLOW_DELAYS)}
+    if allow_delays:
+        ours[ALLOW_DELAYS] = "1"
     if optimize:
         ours[CHOICE] = ",".join(optimize)
     chosen = ours.get("VLLM_PLUGINS")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from spantrace import __version__
 from spantrace.control import Connection, ControlServer, default_directory
+from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.vllm_adapter import choice
 
@@ -53,10 +54,20 @@ def handle(request: Frame, connection: Connection) -> None:
             record(request, connection)
         elif operation == "optimizations":
             connection.send({"type": "optimizations", **choice.describe()})
+        elif operation == "switch":
+            from spantrace.vllm_adapter.switching import switch
+
+            switch(request, connection)
+        elif operation == "reset_prefix_cache":
+            from spantrace.vllm_adapter.engine_thread import reset_prefix_cache
+
+            connection.send({"type": "reset", "refused": reset_prefix_cache()})
         else:
             connection.send({"type": "refused", "why": f"unknown request {operation!r}"})
     except (OSError, EOFError):
         raise
+    except SpantraceError as error:
+        connection.send({"type": "refused", "why": str(error)})
     except Exception as error:
         connection.send({"type": "refused", "why": f"{type(error).__name__}: {error}"})
 

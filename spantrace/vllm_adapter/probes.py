@@ -38,7 +38,7 @@ class Probes:
         self, recorder: Recorder, on_runner: Callable[[Any], None], in_detail: Callable[[], bool] = lambda: True
     ) -> None:
         self._fact = recorder.fact
-        self._gpu, self._in_detail = recorder.gpu, in_detail
+        self._gpu, self._in_detail, self._delays = recorder.gpu, in_detail, recorder.delays
         self._on_runner: Callable[[Any], None] | None = on_runner
         self._pairs: list[int] = []
         self._scheduler: Any = None
@@ -52,6 +52,8 @@ class Probes:
         end = time.perf_counter_ns()
         if end - start > IDLE_NS:
             self._fact("idle", start, end)
+        if self._delays:
+            self._delays.new_cycle(turn=True)
 
     def schedule_after(self, start: int, output: Any, scheduler: Any, *_: Any) -> None:
         """Number the step and note its tokens, requests, prefilling requests and requests with drafts."""
@@ -81,6 +83,8 @@ class Probes:
         """Note which step this worker was handed, and when."""
         global _runner
         self._fact("execute", getattr(scheduler_output, STEP, 0), time.perf_counter_ns())
+        if self._delays:
+            self._delays.new_cycle(turn=False)
         detailed = self._in_detail()
         if self._gpu:
             self._gpu.new_cycle(detailed)

@@ -10,11 +10,14 @@ from statistics import median
 from typing import Any
 
 from spantrace.control import Connection
+from spantrace.delays import Delays
+from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.sampling import Detail
 from spantrace.vllm_adapter import choice
+from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
 from spantrace.vllm_adapter.hooks import hooks_for
 from spantrace.vllm_adapter.installation import Installation
@@ -37,8 +40,9 @@ class Session:
 
     def __init__(self, options: Frame) -> None:
         self.gpu, self._event_ns = make_gpu_clock() if options.get("gpu", True) else (None, None)
-        self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")))
-        self._counted = choice.counts()
+        self.delays = make_delays(self.gpu is not None) if options.get("delays") else None
+        self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")), delays=self.delays)
+        self._tally = choice.Tally()
         detail = Detail(max(1, int(options.get("detail_every", 1))), lambda on: self._installation.detail(on))
         self.probes = Probes(self.recorder, lambda runner: self._installation.hook_runner(runner), detail.new_cycle)
         self._installation = Installation(self.recorder, self.probes)
@@ -55,8 +59,7 @@ class Session:
 
     def state(self) -> Frame:
         """Its sites, its health, and what the optimizations in this process counted since it began."""
-        counted = choice.counts_since(self._counted)
-        return {**self.sites(), "health": self.recorder.health(), "optimizations": counted}
+        return {**self.sites(), "health": self.recorder.health(), "optimizations": self._tally.counts()}
 
     def sites(self) -> Frame:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
@@ -184,6 +187,8 @@ def _stream(session: Session, connection: Connection) -> None:
     while (frame := connection.receive(DRAIN_S)) is None or frame.get("type") != "stop":
         if frame is not None:
             _pause(session, connection, frame)
+            if frame.get("type") == "delay":
+                connection.send(_delays(session).answer(frame))
             continue
         _make_room(session)
         if not described and (config := session.probes.config()) is not None:
@@ -206,6 +211,12 @@ def _pause(session: Session, connection: Connection, frame: Frame) -> None:
         pass
     session.resume()
     connection.send({"type": "resumed"})
+
+
+def _delays(session: Session) -> Delays:
+    if session.delays is None:
+        raise SpantraceError("this recording was started without delays")
+    return session.delays
 
 
 def _make_room(session: Session) -> None:

@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_what_was_recorded(server: CpuServer, tmp_path: Path) -> No
     with server.load(1):
         running = LiveRecording(server, tmp_path / "r.spantrace", *MANY, "--warmup", "5").has(cycles=20)
         code, said = running.interrupt()
-    assert (code, said.splitlines()[0]) == (0, "stopping; what was recorded is kept")
+    assert (code, said.splitlines()[0]) == (0, "stopped; what was recorded is kept")
     recording = load(tmp_path / "r.spantrace")
     assert_clean(recording)
     assert len(recording.cycles) >= 15

@@ -1,0 +1,125 @@
+"""What a client changes in a live server: which optimizations are on, and what is in its prefix cache."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spantrace.control import Connection, ask, connect, default_directory
+from spantrace.errors import SpantraceError
+from spantrace.frames import Frame
+from spantrace.switched import summed
+from spantrace.vllm_adapter.launch import why_deaf
+from spantrace.vllm_adapter.servers import Member, Server
+
+PLAN_TIMEOUT_S = 60.0
+SWITCH_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a switch did: the ids that are `on` in the server now, and those that were not or were before.
+
+    `counts` are hits, fallbacks and errors of what was on until now and is off, as a recording's header keeps them.
+    It was in force within `ms` of being asked, once every process had planned its part.
+    """
+
+    on: tuple[str, ...]
+    switched_on: tuple[str, ...]
+    switched_off: tuple[str, ...]
+    counts: list[dict[str, Any]]
+    ms: float
+
+
+def switch(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), directory: Path | None = None) -> Outcome:
+    """Switch optimizations of a live server between two of its steps; returns once it is in force everywhere.
+
+    All of it or nothing; ids that are already so are left alone. Raises SpantraceError, with nothing changed, where an
+    id is unknown, cannot be switched live (its graphs would have to be captured anew), is refused by this vLLM, or a
+    process does not answer.
+    """
+    place, request = directory or default_directory(), {"type": "switch", "on": list(on), "off": list(off)}
+    families = list(_families(server))
+    switched: set[str] = set()
+    counts: list[dict[str, Any]] = []
+    ms = 0.0
+    with ExitStack() as stack:
+        engines = []
+        for engine, workers in families:
+            asked = {**request, "token": uuid.uuid4().hex}
+            *_, connection = [_plan(stack, place, member, asked, switched) for member in (*workers, engine)]
+            engines.append((engine, connection, bool(workers)))
+        began = time.perf_counter()
+        for engine, connection, has_workers in engines:
+            answer = _answer(engine, connection, {"type": "commit", "workers": has_workers}, SWITCH_TIMEOUT_S)
+            counts += answer["ended"]
+        ms = (time.perf_counter() - began) * 1e3
+    asked_on, asked_off = ([name for name in request[way] if name in switched] for way in ("on", "off"))
+    return Outcome(tuple(switched_on(server, place)), tuple(asked_on), tuple(asked_off), summed(counts), ms)
+
+
+def switched_on(server: Server, directory: Path | None = None) -> list[str]:
+    """The ids that are on in a server, in one of its processes at least."""
+    place = directory or default_directory()
+    members = [member for engine, workers in _families(server) for member in (engine, *workers)]
+    answers = [ask(place, member.pid, {"type": "optimizations"}) for member in members]
+    return sorted({one["id"] for answer in answers for one in answer.get("on", ())})
+
+
+def reset_prefix_cache(server: Server, directory: Path | None = None) -> str:
+    """Empty the prefix cache through the engine; why that was refused, nothing where it was done."""
+    place = directory or default_directory()
+    for engine, _ in _families(server):
+        answer = ask(place, engine.pid, {"type": "reset_prefix_cache"}, SWITCH_TIMEOUT_S)
+        if answer.get("type") != "reset":
+            raise SpantraceError(_refusal(engine, answer))
+        if answer["refused"]:
+            return str(answer["refused"])
+    return ""
+
+
+def _families(server: Server) -> Iterator[tuple[Member, list[Member]]]:
+    """Each engine with its workers, all of which answer; SpantraceError where there is none or one does not."""
+    engines = server.of_role("engine")
+    if not engines:
+        raise SpantraceError(
+            f"process {server.root} has no engine process of its own (an in-process LLM, or still starting)"
+        )
+    for engine in engines:
+        workers = [member for member in server.of_role("worker") if member.parent == engine.pid]
+        if deaf := [member for member in (engine, *workers) if not member.reachable]:
+            raise SpantraceError(why_deaf(deaf[0].pid))
+        yield engine, workers
+
+
+def _plan(stack: ExitStack, place: Path, member: Member, asked: Frame, switched: set[str]) -> Connection:
+    """Let one process plan its part, which it holds while the connection is open; notes what it will switch."""
+    connection = connect(place, member.pid)
+    stack.callback(connection.close)
+    switched.update(_answer(member, connection, asked, PLAN_TIMEOUT_S)["changes"])
+    return connection
+
+
+def _answer(member: Member, connection: Connection, request: Frame, timeout: float) -> Frame:
+    try:
+        connection.send(request)
+        answer = connection.receive(timeout)
+    except (OSError, EOFError, ValueError) as error:
+        raise SpantraceError(f"{member.role} process {member.pid} broke off: {error}") from error
+    if answer is None:
+        raise SpantraceError(f"{member.role} process {member.pid} did not answer within {timeout:g} s")
+    if answer.get("type") not in ("planned", "switched"):
+        raise SpantraceError(_refusal(member, answer))
+    return answer
+
+
+def _refusal(member: Member, answer: Frame) -> str:
+    why = str(answer.get("why", ""))
+    if not why or why.startswith("unknown request"):
+        return f"{member.role} process {member.pid} runs an older spantrace; restart the server"
+    return why
