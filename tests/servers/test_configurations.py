@@ -163,7 +163,7 @@ def test_every_span_is_there(case: Case, server: CpuServer, tmp_path: Path) -> N
     with live(server, path, *MANY, "--warmup", "0") as running:
         for _ in range(10 if "GHOST" in case.kinds else 1):
             server.complete(prompts(1), max_tokens=9)
-        with server.load(1, max_tokens=10 * case.tokens):
+        with server.load(1, max_tokens=30 * case.tokens):
             running.has(cycles=running.steps() + 4)
             server.complete(prompts(4), max_tokens=case.tokens)
         running.settled()
