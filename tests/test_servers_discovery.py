@@ -17,7 +17,7 @@ from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter import servers
 from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.plugin import handle
-from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of
+from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of, roles
 
 
 @pytest.fixture
@@ -203,6 +203,7 @@ def test_one_of_several_engines_is_named_by_its_pid() -> None:
     workers, engine = engine_and_workers(server, 2)
     assert (engine.pid, [one.pid for one in workers]) == (2, [3])
     assert engine_and_workers(server, 4)[0] == []
+    assert [*roles(server, 2).items()] == [*((worker.pid, "worker") for worker in workers), (2, "engine")]
 
 
 @pytest.mark.parametrize(

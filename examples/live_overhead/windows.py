@@ -18,7 +18,7 @@ from scipy import stats
 from spantrace.capture import Capture, Until
 from spantrace.control import default_directory
 from spantrace.journal import Journal
-from spantrace.vllm_adapter.servers import engine_and_workers, find
+from spantrace.vllm_adapter.servers import find, roles
 
 SETTLE_S = 0.05
 DETAIL_EVERY = 5
@@ -72,8 +72,7 @@ class Stream(threading.Thread):
 @contextmanager
 def recording(port: int, scratch: Path) -> Iterator[Capture]:
     """Record the server at a port into `scratch`, which is thrown away; RuntimeError where that did not work."""
-    workers, engine = engine_and_workers(find(f":{port}", default_directory()))
-    members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
+    members = roles(find(f":{port}", default_directory()))
     with Journal(scratch, {"options": {}}) as journal:
         with Capture(default_directory(), members, journal, {"gpu": True, "detail_every": DETAIL_EVERY}) as capture:
             yield capture

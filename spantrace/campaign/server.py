@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from spantrace.journal import Journal
 from spantrace.vllm_adapter.launch import choose
 from spantrace.vllm_adapter.live import reset_prefix_cache, switch, switched_on
 from spantrace.vllm_adapter.load import Load, RunningLoad
-from spantrace.vllm_adapter.servers import Server, engine_and_workers, find
+from spantrace.vllm_adapter.servers import Server, engine_and_workers, find, roles
 from spantrace.vllm_adapter.started import StartedServer, port_of_arguments
 from spantrace.vllm_adapter.targets import port_of
 
@@ -35,7 +36,7 @@ FINISH_S = 1800.0
 _LOOK_S = 0.5
 
 
-class ServerTarget:
+class ServerTarget(ABC):
     """What both kinds have in common: how a window of an arm is measured on a server that runs."""
 
     def __init__(self, plan: Plan, place: Path) -> None:
@@ -44,9 +45,9 @@ class ServerTarget:
         self._every = tuple(dict.fromkeys(name for arm in plan.arms for name in arm.on))
         self._codes: dict[tuple[str, ...], str] = {}
 
+    @abstractmethod
     def server(self, arm: Arm) -> Server:
         """The server on which the arm is to be measured, which answers."""
-        raise NotImplementedError
 
     def live(self, arm: Arm) -> list[str]:
         """Those of the arm's optimizations that are switched while its server runs."""
@@ -66,9 +67,9 @@ class ServerTarget:
             self._record(server, journal, load)
             return Measured(load.figures(FINISH_S), notes)
 
+    @abstractmethod
     def port(self) -> int:
         """Where the server listens, for one whose command does not say it."""
-        raise NotImplementedError
 
     def seconds(self, windows: Sequence[Window]) -> float:
         """About how long these windows will take, by what is assumed of servers."""
@@ -77,10 +78,8 @@ class ServerTarget:
         )
 
     def _record(self, server: Server, journal: Journal, load: RunningLoad | None) -> None:
-        workers, engine = engine_and_workers(server)
-        members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
         with Capture(
-            self._place, members, journal, {"nvtx": False, "gpu": True, "detail_every": self._plan.detail_every}
+            self._place, roles(server), journal, {"nvtx": False, "gpu": True, "detail_every": self._plan.detail_every}
         ) as capture:
             last, seen = time.monotonic(), 0
             while capture.cycles < self._plan.length and not capture.note:

@@ -57,7 +57,7 @@ def command(
     from spantrace.capture import Capture, Until
     from spantrace.control import default_directory
     from spantrace.journal import Journal
-    from spantrace.vllm_adapter.servers import engine_and_workers, find
+    from spantrace.vllm_adapter.servers import find, roles
     from spantrace.vllm_adapter.targets import without_secrets
 
     if seconds != seconds:
@@ -66,7 +66,7 @@ def command(
         making.refuse_overwriting(output, force=force)
     place = directory or default_directory()
     found = find(server, place)
-    workers, engine = engine_and_workers(found, int(server) if server.isdecimal() else None)
+    members = roles(found, int(server) if server.isdecimal() else None)
     model = found.model()
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
@@ -74,7 +74,6 @@ def command(
     options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "detail_every": detail_every}
     header = making.new_header(without_secrets(found.command), options)
     with Journal(path, header) as journal:
-        members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
         capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": detail_every})
         _run(capture, until, journal)
 

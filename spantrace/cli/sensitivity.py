@@ -112,14 +112,13 @@ def _server(
     from spantrace.capture import Capture
     from spantrace.control import default_directory
     from spantrace.journal import Journal
-    from spantrace.vllm_adapter.servers import engine_and_workers, find
+    from spantrace.vllm_adapter.servers import find, roles
     from spantrace.vllm_adapter.targets import without_secrets
 
     place = directory or default_directory()
     found = find(target, place)
-    workers, engine = engine_and_workers(found, int(target) if target.isdecimal() else None)
+    members = roles(found, int(target) if target.isdecimal() else None)
     path = output or making.default_output("sensitivity")
-    members = {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
     with Journal(path, making.new_header(without_secrets(found.command), noted)) as journal:
         try:
             with Capture(place, members, journal, {"delays": True, "detail_every": 1}) as capture:

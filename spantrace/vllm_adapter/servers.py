@@ -130,6 +130,12 @@ def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Mem
     return workers, engine
 
 
+def roles(server: Server, pid: int | None = None) -> dict[int, str]:
+    """The processes to record, each pid with its role, the engine last; SpantraceError as `engine_and_workers`."""
+    workers, engine = engine_and_workers(server, pid)
+    return {**{worker.pid: "worker" for worker in workers}, engine.pid: "engine"}
+
+
 def _describe(directory: Path, pid: int) -> Frame | None:
     try:
         answer = ask(directory, pid, {"type": "describe"})
