@@ -81,7 +81,10 @@ class Recording:
 
     def of_kind(self, kind: Kind = Kind.STEADY) -> Recording:
         """The same recording with only the cycles of `kind` and their spans."""
-        chosen = self.cycles.kind == kind
+        return self.only(self.cycles.kind == kind)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Recording:
+        """The same recording with only these cycles, bool [cycles], and their spans."""
         number = np.cumsum(chosen) - 1
         kept = chosen[self.spans.cycle]
         spans = {name: column[kept] for name, column in vars(self.spans).items()}

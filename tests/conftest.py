@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -63,6 +64,12 @@ class ServerPool:
         """Stop every server."""
         while self._open:
             self._open.popitem()[1].stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c() -> None:
+    """Let Ctrl-C work in this process and its children, also where the tests run as a job in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

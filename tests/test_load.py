@@ -13,7 +13,8 @@ import pytest
 
 from spantrace.campaign.contention import Neighbours
 from spantrace.campaign.plan import Plan, parse
-from spantrace.campaign.server import BENCH_S, CYCLE_S, START_S, ServedServer, ServerTarget
+from spantrace.campaign.served import START_S, ServedServer
+from spantrace.campaign.server import BENCH_S, CYCLE_S, RunningServer
 from spantrace.campaign.store import Window
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter.load import Load, parse_result
@@ -87,7 +88,7 @@ def test_the_estimate_counts_windows_loads_and_starts(load: str, bench: float, t
     plan = plan_of(":81", load)
     windows = [Window(number, arm) for number, arm in enumerate(plan.turns(), start=1)]
     each = 100 * CYCLE_S + bench
-    assert ServerTarget(plan, tmp_path).seconds(windows) == pytest.approx(6 * each)
+    assert RunningServer(plan, tmp_path).seconds(windows) == pytest.approx(6 * each)
     served = ServedServer(plan_of("serve", load), tmp_path, tmp_path / "log")
     turns = [Window(number, arm) for number, arm in enumerate(plan_of("serve").turns(), start=1)]
     assert [window.arm.name for window in turns] == ["stock", "stock again", "x", "x", "stock again", "stock"]

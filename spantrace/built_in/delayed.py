@@ -12,7 +12,9 @@ from spantrace.frames import Frame
 from spantrace.journal import Journal
 
 
-class _Cycle:
+class DelayedCycle:
+    """What an experiment or a campaign drives: `work`, which `session` records and `delays` hold up."""
+
     def __init__(self, work: BuiltIn, session: Session, delays: Delays) -> None:
         self._work, self._session, self._delays = work, session, delays
 
@@ -35,7 +37,7 @@ def experiment(work: BuiltIn, design: Design, journal: Journal, progress: Callab
     said: list[str] = []
 
     def drive(session: Session) -> None:
-        said.append(conduct(design, _Cycle(work, session, delays), journal, progress))
+        said.append(conduct(design, DelayedCycle(work, session, delays), journal, progress))
 
     work.record(journal, progress, drive, delays)
     return said[0] if said else "interrupted"

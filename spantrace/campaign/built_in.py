@@ -9,14 +9,15 @@ from itertools import pairwise
 from types import TracebackType
 
 import optimized
+from spantrace.built_in.delayed import DelayedCycle
 from spantrace.built_in.running import Asked, BuiltIn, switched_on, within_memory
 from spantrace.built_in.session import Session
 from spantrace.campaign.code import own_code
+from spantrace.campaign.holding import Holding
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.running import Measured
 from spantrace.campaign.store import Window
-from spantrace.delays import LONGEST_S, Delays, Held
-from spantrace.errors import SpantraceError
+from spantrace.delays import Delays
 from spantrace.journal import Journal
 
 PROBED = 8
@@ -81,24 +82,16 @@ class BuiltInTarget:
 
     def _delayed(self, work: BuiltIn, arm: Arm, journal: Journal) -> None:
         """Record a window in which the arm's span is held up in each cycle; SpantraceError where it was not."""
-        delays, told = Delays(), list[Held]()
-        ((span, us),) = arm.delay.items()
+        delays = Delays()
 
         def drive(session: Session) -> None:
-            decoded, until = 0, 0.0
+            holding, decoded = Holding(arm.delay, DelayedCycle(work, session, delays).delay), 0
             while decoded < self._plan.length:
-                if time.monotonic() > until:
-                    told.append(delays.end())
-                    until = time.monotonic() + LONGEST_S / 2
-                    delays.begin(span, round(us * 1e3), LONGEST_S)
-                    delays.new_cycle()
+                holding.renew()
                 decoded += work.advance(session)
-            told.append(delays.end())
+            holding.end(self._plan.length)
 
         work.record(journal, lambda cycles: None, drive, delays)
-        times, refused = (sum(getattr(held, name) for held in told) for name in ("times", "refused"))
-        if refused or times < self._plan.length:
-            raise SpantraceError(f"{span} was held up in {times} of {self._plan.length} cycles, {refused} were refused")
 
     def _work(self, arm: Arm) -> BuiltIn:
         """The arm's requests, and what the target will say with its optimizations on, found once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -33,3 +34,10 @@ def hash_of_sources(sources: Iterable[Path]) -> str:
         whole.update(f"{path.name} {len(content)}\n".encode())
         whole.update(content)
     return whole.hexdigest()
+
+
+@cache
+def vllm_code(sources: Path | None, otherwise: str) -> str:
+    """The hash of a vLLM's Python files below `sources`; `otherwise` where they cannot be seen from here."""
+    files = list((sources / "vllm").rglob("*.py")) if sources else []
+    return hash_of_sources(files) if files else otherwise

@@ -22,7 +22,7 @@ BUILT_IN, SERVE = "built-in", "serve"
 class Arm:
     """What differs from stock in one arm: optimizations that are on, `environment` and `arguments` of its server.
 
-    `delay` holds a host span of the built-in cycle up by so many microseconds in each cycle: a known answer.
+    `delay` holds a host span up by so many microseconds in each cycle: a known answer.
     """
 
     name: str
@@ -167,7 +167,7 @@ def _check(plan: Plan) -> None:
             raise SpantraceError(f"arm {arm.name!r} of the plan is stock in all; say what is on in it")
         if arm.restarts and plan.target != SERVE:
             raise SpantraceError(f"arm {arm.name!r} of the plan needs a server of its own; the target must be 'serve'")
-        _check_delay(arm, plan)
+        _check_delay(arm)
     used = {BUILT_IN: {"built-in"}, SERVE: {"serve", "load"}}.get(plan.target, {"load"})
     given = {"built-in": plan.built_in, "serve": plan.serve, "load": plan.load}
     if idle := [name for name, table in given.items() if table and name not in used]:
@@ -184,11 +184,9 @@ def _check(plan: Plan) -> None:
     plan.turns()
 
 
-def _check_delay(arm: Arm, plan: Plan) -> None:
+def _check_delay(arm: Arm) -> None:
     if not arm.delay:
         return
-    if plan.target != BUILT_IN:
-        raise SpantraceError(f"arm {arm.name!r} of the plan delays a span, which only the built-in cycle's arms can")
     ((span, us), *others) = arm.delay.items()
     if others:
         raise SpantraceError(f"arm {arm.name!r} of the plan delays {len(arm.delay)} spans; an arm can delay one")

@@ -1,18 +1,15 @@
-"""A vLLM server as a campaign's target: one that runs, or one that is started anew where an arm needs it."""
+"""A vLLM server as a campaign's target: how a window is measured on it, and the one that runs already."""
 
 from __future__ import annotations
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-import optimized
-from spantrace.campaign.code import hash_of_sources, own_code, together
+from spantrace.campaign.code import own_code, together, vllm_code
+from spantrace.campaign.holding import Holding
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.running import Gone, Measured
 from spantrace.campaign.store import Window
@@ -20,15 +17,13 @@ from spantrace.capture import Capture, Until
 from spantrace.control import ask
 from spantrace.errors import SpantraceError
 from spantrace.journal import Journal
-from spantrace.vllm_adapter.launch import choose
-from spantrace.vllm_adapter.live import reset_prefix_cache, switch, switched_on
+from spantrace.vllm_adapter.live import refuse_undelayed, reset_prefix_cache, switch, switched_on
 from spantrace.vllm_adapter.load import Load, RunningLoad
 from spantrace.vllm_adapter.servers import Server, engine_and_workers, find, roles
-from spantrace.vllm_adapter.started import StartedServer, port_of_arguments
 from spantrace.vllm_adapter.targets import port_of
 
-CYCLE_S, BENCH_S, START_S = 0.01, 20.0, 90.0
-"""What an estimate assumes of a cycle, of the start of `vllm bench serve`, and of a server's."""
+CYCLE_S, BENCH_S = 0.01, 20.0
+"""What an estimate assumes of a cycle, and of the start of `vllm bench serve`."""
 IDLE_S = 180.0
 """How long a load may take before its first cycle, or between two."""
 FINISH_S = 1800.0
@@ -61,10 +56,10 @@ class ServerTarget(ABC):
         refused = reset_prefix_cache(server, self._place) if self._load.any else ""
         notes = (f"the prefix cache was not emptied: {refused}",) if refused else ()
         if not self._load.any:
-            self._record(server, journal, None)
+            self._record(server, arm, journal, None)
             return Measured(notes=notes)
         with RunningLoad(self._load, f"http://127.0.0.1:{server.port() or self.port()}") as load:
-            self._record(server, journal, load)
+            self._record(server, arm, journal, load)
             return Measured(load.figures(FINISH_S), notes)
 
     @abstractmethod
@@ -77,18 +72,10 @@ class ServerTarget(ABC):
             self._plan.length * CYCLE_S + (0.0 if self._load.command or not self._load.any else BENCH_S)
         )
 
-    def _record(self, server: Server, journal: Journal, load: RunningLoad | None) -> None:
-        with Capture(
-            self._place, roles(server), journal, {"nvtx": False, "gpu": True, "detail_every": self._plan.detail_every}
-        ) as capture:
-            last, seen = time.monotonic(), 0
-            while capture.cycles < self._plan.length and not capture.note:
-                capture.run(Until(self._plan.length, _LOOK_S))
-                last, seen = (last, seen) if capture.steps == seen else (time.monotonic(), capture.steps)
-                if load is not None and not load.running:
-                    break
-                if time.monotonic() - last > IDLE_S:
-                    raise capture.nothing(f"no cycle in {IDLE_S:g} s: the server is idle")
+    def _record(self, server: Server, arm: Arm, journal: Journal, load: RunningLoad | None) -> None:
+        options = {"nvtx": False, "gpu": True, "detail_every": self._plan.detail_every, "delays": bool(arm.delay)}
+        with Capture(self._place, roles(server), journal, options) as capture:
+            self._follow(capture, Holding(arm.delay, capture.delay), load)
             complete = capture.stop()
         if capture.note or not complete:
             raise SpantraceError(capture.note or "a process did not finish its recording")
@@ -99,6 +86,20 @@ class ServerTarget(ABC):
                 f"the load ended after {capture.cycles} of {self._plan.length} decode cycles; give it more requests"
             )
 
+    def _follow(self, capture: Capture, holding: Holding, load: RunningLoad | None) -> None:
+        """Record until all cycles are there or the load has ended, the arm's span held up."""
+        last, seen = time.monotonic(), 0
+        while capture.cycles < self._plan.length and not capture.note:
+            holding.renew()
+            capture.run(Until(self._plan.length, _LOOK_S))
+            last, seen = (last, seen) if capture.steps == seen else (time.monotonic(), capture.steps)
+            if load is not None and not load.running:
+                break
+            if time.monotonic() - last > IDLE_S:
+                raise capture.nothing(f"no cycle in {IDLE_S:g} s: the server is idle")
+        if not capture.note:
+            holding.end(self._plan.cycles)
+
 
 class RunningServer(ServerTarget):
     """A server that somebody started, named as for `record`; afterwards it has on what it had on before."""
@@ -106,6 +107,8 @@ class RunningServer(ServerTarget):
     def __enter__(self) -> RunningServer:
         """SpantraceError where an arm's optimizations cannot be switched, before anything is measured."""
         found = self._found()
+        if any(arm.delay for arm in self._plan.arms):
+            refuse_undelayed(found, self._place)
         self._before = switched_on(found, self._place)
         try:
             for arm in self._plan.arms:
@@ -139,7 +142,7 @@ class RunningServer(ServerTarget):
         server = self._found()
         engine = engine_and_workers(server)[1]
         sources = ask(self._place, engine.pid, {"type": "optimizations"}).get("sources")
-        return together(own_code(arm.on), _vllm_code(Path(sources) if sources else None, server.vllm))
+        return together(own_code(arm.on), vllm_code(Path(sources) if sources else None, server.vllm))
 
     def processes(self) -> list[int]:
         """All of the server's."""
@@ -156,89 +159,3 @@ class RunningServer(ServerTarget):
             server, [name for name in self._every if name in self._before],
             [name for name in self._every if name not in self._before], self._place,
         )  # fmt: skip
-
-
-class ServedServer(ServerTarget):
-    """`vllm serve` with the plan's arguments; arms that differ in more than live switches each need a start."""
-
-    def __init__(self, plan: Plan, place: Path, log: Path) -> None:
-        super().__init__(plan, place)
-        self._log = log
-        self._started: StartedServer | None = None
-        self._of: object = None
-
-    def __enter__(self) -> ServedServer:
-        """SpantraceError where this environment's vLLM cannot have one of the optimizations."""
-        choose(",".join(self._every) or "none")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def server(self, arm: Arm) -> Server:
-        """The one that runs if it is what the arm needs, else a new one."""
-        if self._of != self._needs(arm) or not self._usable():
-            self._stop()
-            environment = {**self._plan.serve.get("environment", {}), **arm.environment}
-            environment["SPANTRACE_DIR"] = str(self._place)
-            at_start = [name for name in arm.on if name not in self.live(arm)]
-            self._started = StartedServer(self._arguments(arm), environment, at_start, self._log)
-            self._started.wait_ready()
-            self._of = self._needs(arm)
-        return find(f":{self.port()}", self._place)
-
-    def live(self, arm: Arm) -> list[str]:
-        """Those that can be switched while a server runs; it is started with the others."""
-        return [name for name in arm.on if optimized.discover()[name].live_switchable]
-
-    def port(self) -> int:
-        """That of the plan's arguments."""
-        return port_of_arguments(self._arguments(self._plan.arms[0]))
-
-    def seconds(self, windows: Sequence[Window]) -> float:
-        """As above, and what the starts take."""
-        needs = [self._needs(window.arm) for window in windows]
-        starts = sum(one != before for before, one in zip([None, *needs], needs, strict=False))
-        return super().seconds(windows) + starts * START_S
-
-    def code(self, arm: Arm) -> str:
-        """The hash of our sources and of this environment's vLLM."""
-        spec = find_spec("vllm")
-        package = Path(spec.origin).parents[1] if spec and spec.origin else None
-        return together(own_code(arm.on), _vllm_code(package, sys.version), repr(self._needs(arm)))
-
-    def processes(self) -> list[int]:
-        """None that are not children of this one."""
-        return []
-
-    def _arguments(self, arm: Arm) -> list[str]:
-        return [*map(str, self._plan.serve["arguments"]), *arm.arguments]
-
-    def _needs(self, arm: Arm) -> tuple[object, ...]:
-        """What makes one server differ from another that is started."""
-        at_start = tuple(name for name in arm.on if name not in self.live(arm))
-        return tuple(self._arguments(arm)), tuple(sorted(arm.environment.items())), at_start
-
-    def _usable(self) -> bool:
-        """Whether it lives, its engine too: the API server outlives that for a while."""
-        if (started := self._started) is None or not started.alive:
-            return False
-        try:
-            engine_and_workers(find(f":{started.port}", self._place))
-        except SpantraceError:
-            return False
-        return True
-
-    def _stop(self) -> None:
-        if self._started is not None:
-            self._started.stop()
-            self._started = None
-
-
-@cache
-def _vllm_code(sources: Path | None, otherwise: str) -> str:
-    """The hash of a vLLM's Python files; `otherwise` where they cannot be seen from here."""
-    files = list((sources / "vllm").rglob("*.py")) if sources else []
-    return hash_of_sources(files) if files else otherwise

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from spantrace.campaign.built_in import BuiltInTarget
     from spantrace.campaign.plan import Plan
-    from spantrace.campaign.server import RunningServer, ServedServer
+    from spantrace.campaign.served import ServedServer
+    from spantrace.campaign.server import RunningServer
     from spantrace.campaign.store import Store
 
     AnyTarget = BuiltInTarget | RunningServer | ServedServer
@@ -165,12 +166,13 @@ def _read(path: Path | None) -> str:
 def _measure(store: Store, place: Path, *, dry_run: bool) -> None:
     from spantrace.campaign.running import run
     from spantrace.cli import making
+    from spantrace.interrupts import ended_by_signals
 
     plan, missing = store.plan, store.missing()
     windows = f"windows of {plan.warmup} + {plan.cycles} cycles, {len(missing)} of {len(store.windows)} to measure"
     _say(f"plan {plan.hash[:6]}: {len(plan.arms)} arms x {plan.repeats}, {plan.order.upper()}, {windows}")
     options = {"warmup": plan.warmup, "cycles": plan.cycles, "seconds": None, "detail_every": plan.detail_every}
-    with _target(store, place) as target:
+    with ended_by_signals(), _target(store, place) as target:
         seconds = store.seconds_a_window()
         about = duration(target.seconds(missing) if seconds is None else seconds * len(missing))
         _say(f"estimated time {about}; if it is killed, spantrace ab {store.directory} goes on")
@@ -202,7 +204,8 @@ def _target(store: Store, place: Path) -> AnyTarget:
     plan = store.plan
     if plan.target == BUILT_IN:
         return _built_in(plan)
-    from spantrace.campaign.server import RunningServer, ServedServer
+    from spantrace.campaign.served import ServedServer
+    from spantrace.campaign.server import RunningServer
 
     if plan.target == SERVE:
         return ServedServer(plan, place, store.directory / "server.log")

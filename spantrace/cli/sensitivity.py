@@ -56,6 +56,7 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
     this command wrote is read again.
     """
     from spantrace.cli.wording import warn
+    from spantrace.interrupts import ended_by_signals
     from spantrace.loading import load
     from spantrace.tables import Format
     from spantrace.terminal import emit
@@ -65,7 +66,8 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
     else:
         if output:
             making.refuse_overwriting(output, force=force)
-        recording, name = _record(target, output, directory, options)
+        with ended_by_signals():
+            recording, name = _record(target, output, directory, options)
     printed = document(recording, name)
     warn(printed, Format(form))
     emit(printed, Format(form))

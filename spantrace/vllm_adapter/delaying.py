@@ -12,12 +12,17 @@ ALLOW_DELAYS = "SPANTRACE_ALLOW_DELAYS"
 """Set in every process of a server whose spans may be held up."""
 
 
-def make_delays(gpu: bool) -> Delays:
-    """The delays of a recording of this process; SpantraceError where the server was not started for it."""
+def refuse_unless_allowed() -> None:
+    """SpantraceError where the server was not started to be delayed."""
     if os.environ.get(ALLOW_DELAYS) != "1":
         raise SpantraceError(
             "this server was not started to be delayed; start it with spantrace serve --allow-delays -- MODEL ..."
         )
+
+
+def make_delays(gpu: bool) -> Delays:
+    """The delays of a recording of this process; SpantraceError where the server was not started for it."""
+    refuse_unless_allowed()
     if not gpu:
         return Delays()
     import torch

@@ -83,6 +83,15 @@ def reset_prefix_cache(server: Server, directory: Path | None = None) -> str:
     return ""
 
 
+def refuse_undelayed(server: Server, directory: Path | None = None) -> None:
+    """SpantraceError where a process of the server was not started to be delayed."""
+    place = directory or default_directory()
+    for member in (member for engine, workers in _families(server) for member in (engine, *workers)):
+        answer = ask(place, member.pid, {"type": "delays"})
+        if answer.get("type") != "allowed":
+            raise SpantraceError(_refusal(member, answer))
+
+
 def _families(server: Server) -> Iterator[tuple[Member, list[Member]]]:
     """Each engine with its workers, all of which answer; SpantraceError where there is none or one does not."""
     engines = server.of_role("engine")

@@ -58,6 +58,11 @@ def handle(request: Frame, connection: Connection) -> None:
             from spantrace.vllm_adapter.switching import switch
 
             switch(request, connection)
+        elif operation == "delays":
+            from spantrace.vllm_adapter.delaying import refuse_unless_allowed
+
+            refuse_unless_allowed()
+            connection.send({"type": "allowed"})
         elif operation == "reset_prefix_cache":
             from spantrace.vllm_adapter.engine_thread import reset_prefix_cache
 

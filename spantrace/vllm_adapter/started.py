@@ -23,13 +23,23 @@ _POLL_S = 0.5
 
 
 class StartedServer:
-    """`vllm serve ARGUMENTS` with `optimize` on from the start; what it says goes to the file `log`."""
+    """`vllm serve ARGUMENTS` with `optimize` on from the start; what it says goes to the file `log`.
+
+    Where `allow_delays`, its spans may be held up.
+    """
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], optimize: Sequence[str], log: Path
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        optimize: Sequence[str],
+        log: Path,
+        *,
+        allow_delays: bool = False,
     ) -> None:
         command = serve_command(tuple(arguments))
-        ours = {**serve_environment(os.environ, choose(",".join(optimize) or "none")), **environment}
+        chosen = choose(",".join(optimize) or "none")
+        ours = {**serve_environment(os.environ, chosen, allow_delays), **environment}
         self.port = port_of_arguments(arguments)
         self._log = log
         with log.open("ab") as said:

@@ -182,12 +182,15 @@ def test_three_failures_in_a_row_end_it_and_it_can_go_on(monkeypatch: pytest.Mon
     assert len(result(capsys, "ab", "campaign")["failures"]) == 3
 
 
-def test_ctrl_c_ends_it_and_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_and_is_no_failure(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     record, count = BuiltIn.record, iter(range(1, 100))
 
     def recording(self: BuiltIn, journal: Any, progress: Any) -> None:
         third = next(count) == 3
-        record(self, journal, lambda done: signal.raise_signal(signal.SIGINT) if third and done == 5 else None)
+        record(self, journal, lambda done: signal.raise_signal(number) if third and done == 5 else None)
 
     with monkeypatch.context() as patch:
         patch.setattr(BuiltIn, "record", recording)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from quiet import in_quiet  # noqa: E402
 from small_cycles import SMALL  # noqa: E402
 
 from analyzers.sensitivity import Sensitivity, sensitivity  # noqa: E402
@@ -34,9 +34,6 @@ from spantrace.windows import WINDOWS  # noqa: E402
 NS, CYCLES = 200_000, 25
 TOLERANCE = 0.15
 """What a neighbour on the same core makes of a cycle that is a fifth longer, beside the interval of the blocks."""
-ATTEMPTS = 3
-QUIET = 25
-"""Preemptions a second with which a machine still counts as quiet."""
 BUSY_NS = 3_000_000
 LONG: dict[str, Any] = {"ns": 1_000_000, "blocks": 8, "slowdown": 0.5}
 """Delays beside which it is little that a thread wakes up late."""
@@ -61,24 +58,14 @@ def record(built: BuiltIn, path: Path, *spans: str, **changes: Any) -> Recording
 
 
 def slopes(built: Callable[[], BuiltIn], path: Path, expected: dict[str, float], **changes: Any) -> None:
-    """Each slope is as expected within its interval, which tells 0 from 1; measured again where it does not.
+    """Each slope is as expected within its interval, which tells 0 from 1; measured again where it does not."""
 
-    Skips where the machine has so much other work that this thread was preempted all the time: then every microsecond
-    of work costs more than one.
-    """
-    before, began = _preempted(), time.monotonic()
-    for _ in range(ATTEMPTS):
+    def measure() -> str:
         found = {one.span: one for one in sensitivity(record(built(), path, *expected, **changes))}
-        if all(_is(found[span], slope) for span, slope in expected.items()):
-            return
-    rate = (_preempted() - before) / (time.monotonic() - began)
-    if rate > QUIET:
-        pytest.skip(f"the cores of this machine are not free: preempted {rate:.0f} times a second")
-    pytest.fail(f"{expected} expected, found {found}, preempted {rate:.0f} times a second")
+        right = all(_is(found[span], slope) for span, slope in expected.items())
+        return "" if right else f"{expected} expected, found {found}"
 
-
-def _preempted() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    in_quiet(measure)
 
 
 def _is(found: Sensitivity, expected: float) -> bool:

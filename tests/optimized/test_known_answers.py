@@ -1,0 +1,176 @@
+"""Known answers of campaigns on the built-in cycle: equal code, a drift, an idle switch, two that overlap, a delay."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from quiet import in_quiet
+from small_cycles import SMALL
+
+import optimized
+from analyzers.attribution import STOCK, STOCK_AGAIN, Arm, attribute
+from optimized.reference_cycle.cycle import Cycle
+from optimized.reference_cycle.settings import Settings
+from spantrace.built_in.running import Asked, BuiltIn
+from spantrace.campaign.order import ABBA, turns
+from spantrace.cli import making
+from spantrace.cli.main import run
+from spantrace.journal import Journal
+from spantrace.recording import Recording
+from spantrace.spans import Kind
+
+ROUNDS, CYCLES, CAMPAIGNS = 8, 12, 100
+HELD, DELAY_US = "schedule", 200
+PLANTED_MS = 5
+IDLE = "context-kv-cache"
+TINY = replace(SMALL, layers=1, taps=(0,))
+CYCLE = {"batch": 1, "draft-length": 3, "context": 64, "layers": 1, "hidden": 32, "vocab": 64, "device": "cpu"}
+Captured = pytest.CaptureFixture[str]
+
+
+def record(path: Path, cycles: int) -> Recording:
+    """So many cycles of a small target that nobody drafts for, which take some hundred microseconds each."""
+    settings = Settings(TINY, drafter="none", batch=1, draft_length=1, context=256)
+    work = BuiltIn(Asked(settings, cycles=cycles, warmup=20))
+    work.prepare(lambda tokens: None)
+    with Journal(path, making.new_header("", {"warmup": 20})) as journal:
+        work.record(journal, lambda done: None)
+        return journal.finish()
+
+
+def windows(recording: Recording) -> list[Recording]:
+    """Its steady cycles in windows, one after another."""
+    steady = np.flatnonzero(recording.cycles.kind == Kind.STEADY)
+    parts = [steady[at : at + CYCLES] for at in range(0, len(steady) - CYCLES + 1, CYCLES)]
+    every = np.arange(len(recording.cycles))
+    return [recording.only((every >= part[0]) & (every <= part[-1])) for part in parts]
+
+
+def campaign(parts: Sequence[Recording], *, in_turns: bool) -> Arm:
+    """The A/A arm of windows that are dealt to two equal arms, in ABBA or one arm after the other."""
+    order = turns(2, ROUNDS, ABBA)
+    runs: dict[str, list[Recording]] = {STOCK: [], STOCK_AGAIN: []}
+    for part, arm in zip(parts, order if in_turns else sorted(order), strict=True):
+        runs[(STOCK, STOCK_AGAIN)[arm]].append(part)
+    found = attribute(runs, {}, {}).again
+    assert found is not None
+    return found
+
+
+def declared(arm: Arm) -> set[str]:
+    """What an arm says has changed, at 5%."""
+    return {str(one.quantity) for one in arm.effects if one.adjusted is not None and one.adjusted < 0.05}
+
+
+@pytest.mark.timeout(300)
+def test_of_100_campaigns_of_equal_code_at_most_12_declare_a_difference(tmp_path: Path) -> None:
+    size = 2 * ROUNDS
+    parts = windows(record(tmp_path / "a.spantrace", CAMPAIGNS * size * CYCLES))
+    assert len(parts) >= CAMPAIGNS * size * 0.95
+    every = [parts[at : at + size] for at in range(0, len(parts) - size + 1, size)]
+    found = [declared(campaign(one, in_turns=True)) for one in every]
+    assert sum(map(bool, found)) <= 12, "5 are expected where the test is exact"
+
+
+def test_under_a_drift_equal_arms_in_turns_show_nothing_and_one_after_the_other_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postprocess, begun = Cycle.postprocess, 0
+
+    def slower_and_slower(self: Cycle, *arguments: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        until = time.perf_counter_ns() + 2_000 * begun
+        while time.perf_counter_ns() < until:
+            pass
+        return postprocess(self, *arguments)
+
+    monkeypatch.setattr(Cycle, "postprocess", slower_and_slower)
+    parts = windows(record(tmp_path / "a.spantrace", (2 * ROUNDS + 1) * CYCLES))[: 2 * ROUNDS]
+    assert not declared(campaign(parts, in_turns=True))
+    assert "cycle.host" in declared(campaign(parts, in_turns=False))
+
+
+def measured(capsys: Captured, *lines: str, **changes: Any) -> dict[str, Any]:
+    """What `spantrace ab` says of a plan on a small built-in cycle, as JSON, and as text under "text"."""
+    cycle = [f"{key} = {json.dumps(value)}" for key, value in {**CYCLE, **changes}.items()]
+    Path("plan.toml").write_text("\n".join([*lines, "[built-in]", *cycle]) + "\n")
+    assert run(["ab", "plan.toml", "-o", "campaign"]) == 0
+    text = capsys.readouterr().out
+    assert run(["ab", "campaign", "--format", "json"]) == 0
+    return {**json.loads(capsys.readouterr().out), "text": text}
+
+
+@pytest.fixture
+def _in_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_in_its_own_place")
+def test_a_switch_that_never_fires_is_reported_as_such(capsys: Captured) -> None:
+    """DSpark keeps its context by itself, so that there is nothing for the switch to do."""
+    assert "dspark" not in optimized.discover()[IDLE].drafters
+    short = ["repeats = 8", "cycles = 12", "warmup = 2", f'optimize = ["{IDLE}"]']
+    found = measured(capsys, *short, drafter="dspark")
+    (idle,) = (arm for arm in found["arms"] if arm["name"] == IDLE)
+    assert (idle["silent"], idle["conversion"]["verdict"]) == ([IDLE], "never fired")
+    assert "never fired" in found["text"]
+
+
+@pytest.mark.usefixtures("_in_its_own_place")
+def test_two_switches_that_save_the_same_work_show_their_interaction(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Milliseconds of work that either of two switches makes superfluous, planted beside what they really do."""
+    postprocess = Cycle.postprocess
+
+    def with_work(self: Cycle, *arguments: Any) -> Any:
+        until = time.perf_counter_ns() + (0 if optimized.applied() else 1_000_000 * PLANTED_MS)
+        while time.perf_counter_ns() < until:
+            pass
+        return postprocess(self, *arguments)
+
+    monkeypatch.setattr(Cycle, "postprocess", with_work)
+    short = ["repeats = 8", "cycles = 25", "warmup = 3", 'optimize = ["query-build", "context-kv-cache"]']
+    (joint,) = measured(capsys, *short)["interactions"]
+    assert joint["interaction"]["high"] < 0
+    low, high = (joint["interaction"][end] + sign * PLANTED_MS / 3 for end, sign in (("low", -1), ("high", 1)))
+    assert low < -PLANTED_MS < high
+
+
+@pytest.mark.usefixtures("_in_its_own_place")
+def test_the_cycle_moves_as_sensitivity_predicts(capsys: Captured) -> None:
+    """Both measure the same cycle, in which a span of its only thread is held up: one by slopes, one by arms."""
+    options = [f"--{key}={value}" for key, value in CYCLE.items()]
+    delay = f'delay = {{ "{HELD}" = {DELAY_US} }}'
+    plan = ["repeats = 8", "cycles = 25", "warmup = 5", "[[arm]]", 'name = "held"', delay]
+    asked = [f"--span={HELD}", f"--delay={DELAY_US}", "--cycles=25", "--blocks=20", "--max-slowdown=0.5"]
+
+    def measure() -> str:
+        for path in (*Path("campaign").glob("*"), Path("plan.toml")):
+            path.unlink(missing_ok=True)
+        assert run(["sensitivity", "built-in", *options, *asked, "--format=json", "--force"]) == 0
+        (slope,) = json.loads(capsys.readouterr().out)["sensitivity"]
+        (held,) = (arm for arm in measured(capsys, *plan)["arms"] if arm["name"] == "held")
+        cycle, span = (_difference(held, name) for name in ("cycle", HELD))
+        assert span == pytest.approx(DELAY_US / 1e3, rel=0.1)
+        predicted = slope["slope"]["value"] * DELAY_US / 1e3
+        return "" if cycle == pytest.approx(predicted, rel=0.15) else f"{cycle} ms, {predicted} ms were predicted"
+
+    in_quiet(measure)
+
+
+def _difference(arm: dict[str, Any], span: str) -> float:
+    """By how many ms an arm changed a span's host time."""
+    effects = (one for one in arm["effects"] if one["quantity"] == {"name": span, "where": "host"})
+    return float(next(effects)["change"]["difference"]["value"])

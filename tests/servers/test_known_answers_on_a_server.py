@@ -1,0 +1,90 @@
+"""Known answers on a real server: a delay is found where it was put, and what a load or a busy engine says is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import ACCEPTANCE
+from live import wait_until
+
+from spantrace.vllm_adapter.load import Load, RunningLoad
+
+if TYPE_CHECKING:
+    from conftest import Serve
+    from cpu_server import CpuServer
+
+    from tests.conftest import Cli
+
+SPAN, DELAY_US = "output.update", 200
+NOTHING = 0.02
+"""Milliseconds, a tenth of the delay: by less the spans behind it are slower for the caches that it leaves cold."""
+LOAD = [sys.executable, str(Path(__file__).with_name("small_load.py")), "{url}", "{model}", "{result}"]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> CpuServer:
+    """A server whose spans may be held up."""
+    return serve(method="dflash", acceptance=ACCEPTANCE, allow_delays=True)
+
+
+def ab(cli: Cli, directory: Path, *lines: str, form: str = "json") -> subprocess.CompletedProcess[str]:
+    """`spantrace ab` of a plan with the load of a few requests."""
+    plan = directory / "plan.toml"
+    plan.write_text("\n".join([*lines, "[load]", f"command = {json.dumps(LOAD)}"]) + "\n")
+    return cli("ab", str(plan), "-o", str(directory / "campaign"), "--format", form, timeout=300)
+
+
+def held(server: CpuServer) -> list[str]:
+    """The lines of a plan that holds a span up in one arm."""
+    arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{SPAN}" = {DELAY_US} }}']
+    return [f'target = ":{server.port}"', "repeats = 8", "cycles = 40", "warmup = 5", *arm]
+
+
+def test_200_us_in_one_span_are_found_there_and_nowhere_else(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
+    done = ab(cli, tmp_path, *held(server))
+    assert done.returncode == 0, done.stderr
+    (arm,) = (one for one in json.loads(done.stdout)["arms"] if one["name"] == "held")
+    effects = {(one["quantity"]["name"], one["quantity"]["where"]): one for one in arm["effects"]}
+    found = effects[SPAN, "host"]
+    assert found["change"]["difference"]["value"] == pytest.approx(DELAY_US / 1e3, rel=0.1)
+    assert found["adjusted"] < 0.01
+    moved = {quantity for quantity, one in effects.items() if _moved(one) and quantity[1] != "run"}
+    assert {name for name, _ in moved} <= {"cycle", SPAN, "output.wait", "host waits", "between cycles"}
+
+
+def _moved(effect: dict[str, Any]) -> bool:
+    shown = effect["adjusted"] is not None and effect["adjusted"] < 0.05
+    return shown and abs(effect["change"]["difference"]["value"]) > NOTHING
+
+
+def test_a_server_that_may_not_be_delayed_is_refused_before_anything_is_measured(
+    serve: Serve, cli: Cli, tmp_path: Path
+) -> None:
+    done = ab(cli, tmp_path, *held(serve(method="dflash", acceptance=ACCEPTANCE)))
+    assert (done.returncode, done.stdout) == (2, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("spantrace: this server was not started to be delayed; start it with spantrace serve")
+    assert list((tmp_path / "campaign").glob("*.spantrace")) == []
+
+
+def test_a_cache_that_a_busy_engine_does_not_empty_is_told(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
+    lines = [line for line in held(server) if not line.startswith(("repeats", "cycles"))]
+    with server.load(2):
+        wait_until(lambda: server.metrics()["vllm:num_requests_running"] > 0, "running requests")
+        done = ab(cli, tmp_path, "aa = false", "repeats = 2", "cycles = 10", *lines, form="table")
+    assert done.returncode == 0, done.stderr
+    assert "the prefix cache was not emptied: the engine has requests; wait until it is idle (4 windows)" in done.stdout
+
+
+def test_vllms_own_benchmark_is_a_load(server: CpuServer) -> None:
+    shape = Load(prefix=64, input=16, output=24, requests=3)
+    with RunningLoad(shape, server.url) as running:
+        figures = running.figures(timeout=150.0)
+    assert set(figures) == {"itl_ms", "ttft_ms", "latency_ms", "tokens_per_s", "cached_tokens"}
+    assert figures["latency_ms"] > figures["ttft_ms"] > 0
+    assert figures["cached_tokens"] > 0, "the later requests share the first one's prefix"
