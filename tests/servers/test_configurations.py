@@ -165,7 +165,8 @@ def test_every_span_is_there(case: Case, server: CpuServer, tmp_path: Path) -> N
             server.complete(prompts(1), max_tokens=9)
         with server.load(1, max_tokens=30 * case.tokens):
             running.has(cycles=running.steps() + 4)
-            server.complete(prompts(4), max_tokens=case.tokens)
+            for tokens in (2, 2, case.tokens):
+                server.complete(prompts(4), max_tokens=tokens)
         running.settled()
     recording = load(path)
     assert_clean(recording)
