@@ -89,7 +89,7 @@ class CoSaturation:
 
 
 def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSaturation | None:
-    """Measure the cycles of `kinds` whose period is known; None if there are none.
+    """Measure the cycles of `kinds` whose spans and period are known; None if there are none.
 
     Work is attributed to a period by time, not by the cycle that launched it: with async scheduling
     the GPU runs cycle k while the host is in cycle k+1.
@@ -122,8 +122,8 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
 
 
 def known_cycles(recording: Recording, kinds: frozenset[Kind]) -> Mask:
-    """Which cycles are of `kinds` and have a known period, [cycles]."""
-    return chosen_cycles(recording, kinds) & (periods(recording) > 0)
+    """Which cycles are of `kinds`, in detail and have a known period, [cycles]."""
+    return chosen_cycles(recording, kinds) & recording.cycles.detail & (periods(recording) > 0)
 
 
 def windows(recording: Recording, kinds: frozenset[Kind]) -> tuple[Ints, Ints, Ints]:

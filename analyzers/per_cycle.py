@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
-from spantrace.spans import DETAIL, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,11 +21,11 @@ STEADY = frozenset({Kind.STEADY})
 
 @dataclass(frozen=True)
 class PerCycle:
-    """Values of the n chosen cycles: `period` [n] in ns, `known` [names, 2, n], `total` (ns), `calls` [names, 2, n].
+    """Values of the n chosen cycles: `period` [n] in ns, `known` [2, n], `total` (ns) and `calls` [names, 2, n].
 
-    `total` is NaN where a cycle has no such row, `known` says which cycles would have one if there was any:
-    a recorder may leave the GPU and `DETAIL` out of cycles. `beside` are the spans on a thread of their own.
-    A GPU parent without rows of its own is the hull of its children, idle gaps between them included.
+    `known` says of which cycles the spans on a track are known: of those in detail, on the GPU of those of them whose
+    events were read. `total` is NaN in the others and where a cycle has no such row. `beside` are the spans on a
+    thread of their own. A GPU parent without rows of its own is the hull of its children, idle gaps included.
     """
 
     chosen: Mask
@@ -42,7 +42,7 @@ class PerCycle:
 
     def cost(self, name: str, track: Track) -> Cost | None:
         """What a span costs, of the cycles of which that is known; None if none has it."""
-        among = self.known[SPAN_ID[name], track]
+        among = self.known[track]
         return cost(self.of(name, track)[among], self.period[among])
 
 
@@ -54,23 +54,11 @@ def chosen_cycles(recording: Recording, kinds: frozenset[Kind]) -> Mask:
 
 
 def timed_cycles(recording: Recording) -> Mask:
-    """Which cycles have GPU rows, [cycles]: a recorder may time some only."""
+    """Which cycles have GPU rows, [cycles]: events are recorded in detail only, and the last may never be read."""
     spans = recording.spans
     count = np.bincount(spans.cycle[spans.track == Track.GPU], minlength=len(recording.cycles))
     found: Mask = count > 0
     return found
-
-
-def _known(recording: Recording) -> Mask:
-    """Of which cycles each span is known on each track, [names, 2, cycles]."""
-    spans, names = recording.spans, np.array([name in DETAIL for name in SPAN_NAMES])
-    rows = names[spans.name] & (spans.track == Track.HOST)
-    detailed = np.bincount(spans.cycle[rows], minlength=len(recording.cycles)) > 0
-    known: Mask = np.ones((len(SPAN_NAMES), 2, len(recording.cycles)), dtype=bool)
-    if int((recording.header.get("options") or {}).get("detail_every") or 1) > 1:
-        known[names, Track.HOST] = detailed
-    known[:, Track.GPU] = timed_cycles(recording)
-    return known
 
 
 def periods(recording: Recording) -> Floats:
@@ -98,10 +86,12 @@ def measure(recording: Recording, kinds: frozenset[Kind] = STEADY) -> PerCycle:
     total = np.bincount(key, weights=lengths, minlength=size).astype(np.float64).reshape(shape)
     total[calls == 0] = np.nan
     _add_hulls(recording, total)
+    detail = recording.cycles.detail
+    known = np.stack([detail, detail & timed_cycles(recording)])
+    total[:, ~known] = np.nan
     chosen = chosen_cycles(recording, kinds)
     calls = calls[:, :, chosen].astype(np.int64)
-    period, known = periods(recording)[chosen], _known(recording)[:, :, chosen]
-    return PerCycle(chosen, period, known, total[:, :, chosen], calls, beside(recording))
+    return PerCycle(chosen, periods(recording)[chosen], known[:, chosen], total[:, :, chosen], calls, beside(recording))
 
 
 def _add_hulls(recording: Recording, total: Floats) -> None:

@@ -13,7 +13,7 @@ from analyzers.per_cycle import STEADY, Floats, PerCycle, chosen_cycles, measure
 from analyzers.span_table import BETWEEN, GPU_IDLE, UNATTRIBUTED
 from analyzers.statistics import BLOCKS, block_medians
 from spantrace.recording import Recording
-from spantrace.spans import DETAIL, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import PARENT, SPAN_NAMES, WAITS, Kind, Track
 
 Where = Literal["host", "gpu", "own", "run"]
 WAITING = "host waits"
@@ -47,7 +47,10 @@ Units = dict[Quantity, Floats]
 
 
 def span_series(recording: Recording, kinds: frozenset[Kind]) -> dict[tuple[str, Track], Floats]:
-    """Every span's nanoseconds per cycle where it has any; the cycle's are its period, and its busy time on the GPU."""
+    """Every span's nanoseconds per cycle where that is known; the cycle's are its period, and its busy time on the GPU.
+
+    Periods are those of all cycles of `kinds`, all else is of those in detail.
+    """
     return _span_series(recording, measure(recording, kinds), kinds)
 
 
@@ -81,9 +84,8 @@ def _own(cycle: PerCycle, name: str) -> Floats | None:
     present = [child for child in children if not np.isnan(cycle.of(child)).all()]
     if not present or np.isnan(whole).all():
         return None
-    known = np.all([cycle.known[SPAN_ID[child], Track.HOST] for child in present], axis=0)
-    inside = np.nansum([cycle.of(child) for child in present], axis=0)
-    return np.where(known, whole - inside, np.nan)
+    inside: Floats = np.nansum([cycle.of(child) for child in present], axis=0)
+    return whole - inside
 
 
 def units(runs: Sequence[Recording], loads: Sequence[Mapping[str, float]] = (), *, blocks: bool = False) -> Units:
@@ -103,12 +105,19 @@ def units(runs: Sequence[Recording], loads: Sequence[Mapping[str, float]] = (), 
     return {key: values for key, values in found.items() if not np.isnan(values).all()}
 
 
+def placed(values: Units, rounds: Sequence[int], count: int) -> Units:
+    """The values of windows at the places of their rounds, from 0, of `count` rounds; NaN where there is none."""
+    found: Units = {}
+    for key, some in values.items():
+        found[key] = np.full(count, np.nan)
+        found[key][list(rounds)] = some
+    return found
+
+
 def in_rounds(controls: Sequence[Units], treated: Units) -> tuple[Units, Units]:
-    """Equal arms as one side, [arms, rounds], and an arm that took turns with them, [rounds]; whole rounds only."""
-    rounds = min(len(one[CYCLE]) for one in (*controls, treated))
+    """Equal arms as one side, [arms, rounds], and an arm that took turns with them, [rounds]; NaN where one did not."""
     shared = [key for key in controls[0] if all(key in one for one in controls)]
-    together = {key: np.stack([one[key][:rounds] for one in controls]) for key in shared}
-    return together, {key: values[:rounds] for key, values in treated.items()}
+    return {key: np.stack([one[key] for one in controls]) for key in shared}, treated
 
 
 def _median(values: Floats) -> float:
@@ -146,18 +155,19 @@ def outermost(names: frozenset[str]) -> tuple[str, ...]:
 
 
 def untouched(targets: frozenset[str]) -> tuple[str, ...]:
-    """The outermost spans that neither are, nor enclose, nor lie in a target; no waits, none that is not in each cycle.
-
-    A wait answers to everything else, and a recorder may leave `DETAIL` out.
-    """
-    apart = lineage(targets) | WAITS | DETAIL | {"cycle"}
+    """The outermost spans that neither are, nor enclose, nor lie in a target; no waits, which answer to all else."""
+    apart = lineage(targets) | WAITS | {"cycle"}
     return outermost(frozenset(SPAN_NAMES) - apart)
 
 
 def total(values: Units, names: Sequence[str], where: Where) -> Floats | None:
-    """The sum of some spans per run, a span that a run lacks counting nothing; None if no run has any of them."""
+    """The sum of some spans per run, a span that a run lacks counting nothing; None if no run has any of them.
+
+    NaN where there is no run: it has no cycle.
+    """
     found = [values[key] for name in names if (key := Quantity(name, where)) in values]
     if not found or len({one.shape for one in found}) > 1:
         return None
     summed: Floats = np.nansum(found, axis=0)
-    return summed
+    cycle = values[CYCLE]
+    return np.where(np.isnan(cycle), np.nan, summed) if cycle.shape == summed.shape else summed

@@ -36,7 +36,7 @@ class SpanRow:
 
 @dataclass(frozen=True)
 class SpanTable:
-    """Rows in the tree's order; `cycles` is how many cycles they are of."""
+    """Rows in the tree's order, of those of the `cycles` that are in detail."""
 
     rows: tuple[SpanRow, ...]
     cycles: int
@@ -75,7 +75,7 @@ def _span_row(cycle: PerCycle, name: str) -> SpanRow | None:
     host, gpu = (cycle.cost(name, track) for track in (Track.HOST, Track.GPU))
     if host is None and gpu is None:
         return None
-    known = cycle.known[SPAN_ID[name], Track.HOST if host else Track.GPU]
+    known = cycle.known[Track.HOST if host else Track.GPU]
     calls = float(cycle.calls[SPAN_ID[name]].max(axis=0)[known].mean())
     return SpanRow(name, depth(name), host, gpu, calls, name in WAITS, name in cycle.beside, _residual(cycle, name))
 
@@ -85,8 +85,6 @@ def _residual(cycle: PerCycle, name: str) -> float | None:
     children = [child for child, above in PARENT.items() if above == name]
     parts = np.stack([cycle.of(child) for child in children] or [whole * np.nan])
     known = ~np.isnan(whole) & (whole > 0)
-    for child in children:
-        known &= cycle.known[SPAN_ID[child], Track.HOST] | ~cycle.known[SPAN_ID[child], Track.HOST].any()
     if not known.any() or np.isnan(parts[:, known]).all():
         return None
     return float(np.median(1 - np.nansum(parts[:, known], axis=0) / whole[known]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.co_saturation import gpu_busy
-from analyzers.per_cycle import STEADY, chosen_cycles
+from analyzers.per_cycle import STEADY, Mask, chosen_cycles, periods, timed_cycles
 from analyzers.span_table import SpanTable, span_table
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
@@ -18,6 +18,7 @@ COST_BUDGET = 0.015
 RESIDUAL_BUDGET = 0.10
 """A cycle with more than this in no span, and children that exceed their parent by more, are pointed out."""
 FEW_CYCLES = 100
+FEW_IN_DETAIL = 30
 SKIPPED_BUDGET = 0.01
 """GPU spans without an event, per cycle, from which on it is said."""
 
@@ -34,12 +35,16 @@ class Doubt:
 class Trust:
     """`residual` is the cycle's share in no span, `residuals` that of every other parent.
 
-    `gpu_cycles` counts the cycles whose GPU side is known, None without one.
-    `own_cost_us` is microseconds of host time per cycle, `own_cost_share` its part of the period; None uncalibrated.
+    `detail_cycles` counts the cycles whose spans are known, `gpu_cycles` those whose GPU side is, None without one.
+    `own_cost_us` is microseconds of host time per cycle in detail, `own_cost_share` its part of those cycles' period;
+    `mean_cost_us` and `mean_cost_share` are of all cycles and of their median period `period_ms`; None uncalibrated.
     """
 
     cycles: int
+    detail_cycles: int
     gpu_cycles: int | None
+    period_ms: float | None
+    detail_period_ms: float | None
     lost: int
     hook_errors: int
     missing: tuple[str, ...]
@@ -50,6 +55,8 @@ class Trust:
     gpu_event_ns: float | None
     own_cost_us: float | None
     own_cost_share: float | None
+    mean_cost_us: float | None
+    mean_cost_share: float | None
     left_out: dict[str, int]
     doubts: tuple[Doubt, ...]
 
@@ -60,9 +67,9 @@ def trust(recording: Recording, kinds: frozenset[Kind] = STEADY, table: SpanTabl
     header, cycle = recording.header, table.row("cycle")
     processes = header.get("processes") or []
     calibration = header.get("calibration") or {}
-    cost_ns = _own_cost_ns(recording, kinds)
-    period = cycle.host.ms if cycle is not None and cycle.host is not None else None
-    share = cost_ns / (period * 1e6) if cost_ns is not None and period else None
+    chosen = chosen_cycles(recording, kinds)
+    among = chosen & recording.cycles.detail
+    detailed, whole = _cost(recording, among), _cost(recording, chosen)
     parents = {row.name: row.residual for row in table.rows if row.residual is not None and row.name != "cycle"}
     lost = sum(int(process.get("lost") or 0) for process in processes)
     errors = sum(int(process.get("hook_errors") or 0) for process in processes)
@@ -70,7 +77,10 @@ def trust(recording: Recording, kinds: frozenset[Kind] = STEADY, table: SpanTabl
     busy = gpu_busy(recording, kinds)
     return Trust(
         cycles=table.cycles,
+        detail_cycles=int(among.sum()),
         gpu_cycles=None if busy is None else int(np.sum(~np.isnan(busy))),
+        period_ms=whole.period_ms,
+        detail_period_ms=detailed.period_ms,
         lost=lost,
         hook_errors=errors,
         missing=tuple(sorted({name for process in processes for name in process.get("missing") or []})),
@@ -79,12 +89,15 @@ def trust(recording: Recording, kinds: frozenset[Kind] = STEADY, table: SpanTabl
         residuals=parents,
         host_span_ns=calibration.get("host_span_ns"),
         gpu_event_ns=calibration.get("gpu_event_ns"),
-        own_cost_us=None if cost_ns is None else cost_ns / 1e3,
-        own_cost_share=share,
+        own_cost_us=detailed.us,
+        own_cost_share=detailed.share,
+        mean_cost_us=whole.us,
+        mean_cost_share=whole.share,
         left_out=left_out(recording, kinds),
         doubts=(
             *_losses(recording, lost, errors),
-            *_doubts(table.cycles, share, {"cycle": residual or 0.0, **parents}),
+            *_too_few(table.cycles, int(among.sum())),
+            *_doubts(detailed.share, {"cycle": residual or 0.0, **parents}),
             *_gpu_gaps(recording, kinds),
             *_surroundings(recording),
         ),
@@ -104,15 +117,30 @@ def left_out(recording: Recording, kinds: frozenset[Kind] = STEADY) -> dict[str,
     return {name: count for name, count in found.items() if count}
 
 
-def _own_cost_ns(recording: Recording, kinds: frozenset[Kind]) -> float | None:
-    calibration = recording.header.get("calibration") or {}
-    chosen = chosen_cycles(recording, kinds)
+@dataclass(frozen=True)
+class _Cost:
+    """What recording some cycles took of each: microseconds of the host, and that as a part of their median period."""
+
+    us: float | None
+    period_ms: float | None
+
+    @property
+    def share(self) -> float | None:
+        return self.us / (self.period_ms * 1e3) if self.us is not None and self.period_ms else None
+
+
+def _cost(recording: Recording, chosen: Mask) -> _Cost:
+    calibration, period = recording.header.get("calibration") or {}, periods(recording)[chosen]
+    period_ms = float(np.median(period[period > 0])) / 1e6 if (period > 0).any() else None
     host_ns = calibration.get("host_span_ns")
     if host_ns is None or not chosen.any():
-        return None
-    host = (recording.spans.track == Track.HOST) & chosen[recording.spans.cycle]
+        return _Cost(None, period_ms)
+    rows = (recording.spans.track == Track.HOST) & chosen[recording.spans.cycle]
+    timed, detailed = timed_cycles(recording), chosen & recording.cycles.detail
     events = float(calibration.get("gpu_events_per_cycle") or 0) * float(calibration.get("gpu_event_ns") or 0)
-    return float(host_ns) * float(host.sum()) / float(chosen.sum()) + events
+    if timed[detailed].any():
+        events *= float(timed[chosen].mean() / timed[detailed].mean())
+    return _Cost((float(host_ns) * float(rows.sum()) / float(chosen.sum()) + events) / 1e3, period_ms)
 
 
 def _losses(recording: Recording, lost: int, errors: int) -> list[Doubt]:
@@ -128,10 +156,16 @@ def _losses(recording: Recording, lost: int, errors: int) -> list[Doubt]:
     return found
 
 
-def _doubts(cycles: int, cost_share: float | None, residuals: dict[str, float]) -> list[Doubt]:
-    found = []
+def _too_few(cycles: int, detailed: int) -> list[Doubt]:
     if 0 < cycles < FEW_CYCLES:
-        found.append(Doubt(f"only {cycles} cycles: record at least {FEW_CYCLES}"))
+        return [Doubt(f"only {cycles} cycles: record at least {FEW_CYCLES}")]
+    if detailed < min(cycles, FEW_IN_DETAIL):
+        return [Doubt(f"spans are known in {detailed} cycles only: record more cycles, or --detail-every 1")]
+    return []
+
+
+def _doubts(cost_share: float | None, residuals: dict[str, float]) -> list[Doubt]:
+    found = []
     if cost_share is not None and cost_share > COST_BUDGET:
         found.append(Doubt(f"recording costs {cost_share:.1%} of the cycle, more than {COST_BUDGET:.1%}", True))
     for name, residual in residuals.items():
@@ -146,9 +180,8 @@ def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
     """Cycles without GPU times, and spans for which there was no room for an event."""
     busy = gpu_busy(recording, kinds)
     found = []
-    every = (recording.header.get("options") or {}).get("detail_every") or 1
-    if busy is not None and every == 1 and (missing := int(np.isnan(busy).sum())):
-        found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles are missing"))
+    if busy is not None and (missing := int(np.isnan(busy).sum())):
+        found.append(Doubt(f"GPU times of {missing:,} of {len(busy):,} cycles{_in_detail(recording)} are missing"))
     processes = recording.header.get("processes") or []
     if busy is None and any(process.get("gpu_records") for process in processes):
         found.append(Doubt("no GPU event was read before the recording was cut off: the GPU's side is missing"))
@@ -156,6 +189,10 @@ def _gpu_gaps(recording: Recording, kinds: frozenset[Kind]) -> list[Doubt]:
     if skipped > SKIPPED_BUDGET * max(1, len(recording.cycles)):
         found.append(Doubt(f"{skipped:,} GPU spans had no room for an event: their medians are of the other cycles"))
     return found
+
+
+def _in_detail(recording: Recording) -> str:
+    return "" if recording.cycles.detail.all() else " in detail"
 
 
 def _surroundings(recording: Recording) -> list[Doubt]:

@@ -49,7 +49,8 @@ def recording(cycles: int) -> Recording:
     one, two = np.ones(cycles, dtype=np.int32), np.ones((cycles, 2), dtype=np.int32)
     period = np.append(np.diff(first), -1)
     kind, graph = np.zeros(cycles, dtype=np.int8), np.full(cycles, 3, dtype=np.int8)
-    made = Cycles(np.arange(cycles), first, last, period, one, one, one, two, two, graph, kind)
+    detail = np.ones(cycles, dtype=bool)
+    made = Cycles(np.arange(cycles), first, last, period, one, one, one, two, two, graph, kind, detail)
     spans = Spans(name.astype(np.int16), track.astype(np.int8), lane, cycle, starts, ends)
     server = {"model": "example", "num_speculative_tokens": 2}
     return Recording({"schema": SCHEMA, "server": server, "gpu": {"name": "example"}}, made, spans)

@@ -36,7 +36,7 @@ class GpuClock:
     """Marks on one stream, which `stream()` looks up once.
 
     `pool` holds two events or more. `record(event, stream)` records an event; by default that is the event's own
-    method. `timing` is raised in the cycles that are timed.
+    method. `timing` is raised in the cycles that are timed, which `cycles` counts.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class GpuClock:
 
     def new_cycle(self, timed: bool = True) -> None:
         """Begin a cycle and, where it is one to be timed, grant it its budget; called on the worker's thread."""
-        self.cycles += 1
         self.timing.clear()
         if self._dead or not timed:
             return
+        self.cycles += 1
         if self._stream is None:
             self._stream = self._find_stream()
         self._cycle_began = self._marks

@@ -1,8 +1,9 @@
 """Join the raw rows and facts of a server's processes into cycles: by the step id, never by order.
 
 The engine numbers each step that it schedules, the number travels with the scheduler's output, and a worker
-notes it when it is handed the step. A row of the engine's process belongs to the turn of its loop in which it
-starts; a row of a worker process belongs to the step that the worker was last handed.
+notes it when it is handed the step, and whether it recorded the step in detail. A row of the engine's process belongs
+to the turn of its loop in which it starts; a row of a worker process belongs to the step that the worker was last
+handed. The process of an engine without a worker in it has all its hooks in force all the time.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def _cycles(
         accepted=accepted,
         graph_mode=_graph_modes(step, [processes[worker] for worker in workers[:1]]),
         kind=kind,
+        detail=_detail(step, [processes[worker] for worker in workers[:1]]),
     )
     number = np.where(complete, np.cumsum(complete) - 1, -1)
     kept = Cycles(**{name: column[complete] for name, column in vars(cycles).items()})
@@ -140,6 +142,16 @@ def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:
         mode_of_step = {int(handed[i, 0]): mode for i, mode in in_order if i >= 0}
         modes[:] = [mode_of_step.get(number, GraphMode.UNKNOWN) for number in step.tolist()]
     return modes
+
+
+def _detail(step: Ints, workers: list[Process]) -> Flags:
+    """Which turns were in detail, as were the turns before and after; one without a step was as the one before."""
+    told = {number: on for worker in workers for number, on in worker.detail().items()}
+    found, last = np.ones(len(step), dtype=bool), True
+    for index, number in enumerate(step.tolist()):
+        found[index] = last = told.get(number, last)
+    padded: Flags = np.pad(found, 1, constant_values=True)
+    return found & padded[:-2] & padded[2:]
 
 
 def _spans(

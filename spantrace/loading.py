@@ -52,7 +52,9 @@ def _assemble(frames: list[Frame]) -> Recording:
             tables[frame["table"]][frame["name"]] = unpack_rows(frame)
     if ending not in ("end", "partial") and len(tables["Spans"]) < len(fields(Spans)):
         raise SpantraceError("the file is cut short, a part of its table is missing; copy it anew")
-    cycles, spans = _table(Cycles, tables["Cycles"]), _table(Spans, tables["Spans"])
+    count = len(tables["Cycles"]["step"])
+    every_one = np.ones((count, 1), dtype=np.int64)  # where an older recorder wrote no such column
+    cycles, spans = _table(Cycles, {"detail": every_one, **tables["Cycles"]}), _table(Spans, tables["Spans"])
     if not _all_in(spans.cycle, len(cycles)) or not _all_in(spans.name, len(SPAN_ID)):
         raise ValueError("a span has no cycle or no name")
     return Recording(header, cycles, spans, partial=ending != "end")

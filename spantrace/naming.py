@@ -52,6 +52,10 @@ class Process:
         """The site of each host row, [n]; a row's first column also holds its lane."""
         return self.rows[:, 0] & ((1 << LANE_SHIFT) - 1)
 
+    def detail(self) -> dict[int, bool]:
+        """By step, whether this worker had every hook in force for it; an older one did not say, and had."""
+        return {step: bool(more[0]) for step, _, *more in self.facts.get("execute", []) if more}
+
     def graphs(self) -> Ints:
         """When a CUDA graph of which kind was chosen or launched, [n, 2]: by fact, and by the site of a row."""
         modes = {int(site): mode for site, mode in self.about.get("graphs", {}).items()}

@@ -20,6 +20,9 @@ class Change(Protocol):
     def label(self) -> str:
         """What is changed, for messages."""
 
+    def free(self) -> bool:
+        """Whether what it changes is as it was when this was planned."""
+
     def install(self) -> None:
         """Put it into force."""
 
@@ -40,6 +43,10 @@ class Patch:
     def label(self) -> str:
         """The owner's and the attribute's name."""
         return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
+
+    def free(self) -> bool:
+        """Whether the original object is in its place."""
+        return vars(self.owner).get(self.name, _ABSENT) is self.original
 
     def install(self) -> None:
         """Set the replacement; a class attribute takes effect at the next call."""
@@ -73,6 +80,10 @@ class CodePatch:
         """The function's name."""
         return self.function.__qualname__
 
+    def free(self) -> bool:
+        """Whether the function has its own code."""
+        return self.function.__code__ is self.original
+
     def install(self) -> None:
         """Give the function the other code."""
         self.function.__code__ = self.replacement
@@ -86,11 +97,12 @@ class CodePatch:
 
 
 def own_function(owner: Any, name: str) -> FunctionType | None:
-    """The plain function that a class's body defines as `name`, under torch's context decorators if there are any.
+    """The function that a class's body defines as `name`, static or not, under torch's context decorators if any.
 
     None where the attribute is inherited, shared, or anything else than that: then only the attribute can be set.
     """
     found = vars(owner).get(name) if isinstance(owner, type) else None
+    found = found.__func__ if isinstance(found, staticmethod) else found
     while isinstance(found, FunctionType) and found.__globals__.get("__name__") in _DECORATORS:
         found = getattr(found, "__wrapped__", None)
     if not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
@@ -127,17 +139,19 @@ class PatchSet:
     def __init__(self) -> None:
         self._planned: list[Change] = []
         self._installed: list[Change] = []
+        self._in_force = False
         self.conflicts: list[str] = []
 
     def add(self, change: Change) -> None:
         """Plan one more change; a set that is in force takes it on at once."""
-        if self._installed:
+        if self._in_force:
             change.install()
             self._installed.append(change)
         self._planned.append(change)
 
     def install(self) -> None:
         """Install every planned change, or none: a failure reverts those already in and is raised."""
+        self._in_force = True
         try:
             for change in self._planned:
                 change.install()
@@ -146,8 +160,17 @@ class PatchSet:
             self.revert()
             raise
 
+    def restore(self) -> None:
+        """Install again, without what somebody changed meanwhile: that is left, named in `conflicts` and given up."""
+        changed = [change.label for change in self._planned if not change.free()]
+        if changed:
+            self.conflicts += [label for label in changed if label not in self.conflicts]
+            self._planned = [change for change in self._planned if change.free()]
+        self.install()
+
     def revert(self) -> None:
         """Put every original back in reverse order; what somebody changed on top is named in `conflicts`."""
+        self._in_force = False
         while self._installed:
             change = self._installed.pop()
             if not change.revert():

@@ -29,7 +29,8 @@ _MAIN = threading.main_thread().ident
 class Site:
     """How one function is recorded: `row` is its index in the recording's list of sites, None for facts only.
 
-    `in_draft` is the span that it is inside draft.propose, where that is not the one of its `name`.
+    `in_draft` is the span that it is inside draft.propose, where that is not the one of its `name`. Where `when` is
+    given, only calls while it is raised are recorded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Site:
     before: Function | None = None
     after: Function | None = None
     in_draft: str | None = None
+    when: Flag | None = None
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Recorder:
             push=push,
             pop=pop,
             lane=self._lane if site.threaded else None,
+            when=site.when,
             **more,
         )
 

@@ -37,7 +37,8 @@ class Cycles:
     """Columns of n cycles; `drafted` and `accepted` are [n, K]: requests per draft position.
 
     `period` is the time to the next cycle's start in ns, -1 where no cycle follows.
-    `drafting` counts the requests whose drafts this cycle verified.
+    `drafting` counts the requests whose drafts this cycle verified. `detail` says that every span of the cycle and of
+    its neighbours, into which its work reaches, was recorded; of other cycles the spans and the graph are not known.
     """
 
     step: NDArray[np.int64]
@@ -51,6 +52,7 @@ class Cycles:
     accepted: NDArray[np.int32]
     graph_mode: NDArray[np.int8]
     kind: NDArray[np.int8]
+    detail: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.step)

@@ -34,12 +34,6 @@ WAITS: frozenset[str] = frozenset({"output.wait"})
 """Spans in which the host does nothing but wait for the GPU or for another process."""
 
 
-DETAIL: frozenset[str] = frozenset(
-    {"target.metadata.attention", "target.metadata.mamba", "target.metadata.gdn", "draft.input_prep", "draft.metadata"}
-)
-"""Small spans inside others, and with the GPU half of what recording costs: a recorder may do without in a cycle."""
-
-
 class Track(IntEnum):
     """The clock a span was timed on: the host's, or the GPU stream's."""
 

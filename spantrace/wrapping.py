@@ -33,7 +33,7 @@ class Wiring:
     one of them raises and lowers `alive`, which switches both off. `open()` and `close(row, start_ns, end_ns,
     opened)` time the span on the GPU while `timing` is raised, and `push()`/`pop()` are NVTX; none of these may
     raise. While `due` is raised `hold()` is called in the span, before the function. `lane()` gives the calling
-    thread's lane shifted left by `LANE_SHIFT`.
+    thread's lane shifted left by `LANE_SHIFT`. While `when` is lowered the wrapper only calls the function.
     """
 
     row: int | None
@@ -51,6 +51,7 @@ class Wiring:
     lane: Function | None = None
     due: Flag | None = None
     hold: Function | None = None
+    when: Flag | None = None
 
 
 _PARTS = tuple(field.name for field in fields(Wiring))
@@ -132,10 +133,12 @@ def _source(parameters: str, call: str, wiring: Wiring, free: int) -> str:
     row = "row__" if wiring.lane is None else "row__ + lane__()"
     returns = wiring.after is None
     body = [f'{name}__ = "{name}_"' for name in names]
+    body += ["if not when__:", f"    return original__({call})"] if wiring.when is not None else []
     body += _guarded(f"before__({call})") if wiring.before else []
     body += ["push__()"] if wiring.push else []
     body += ["opened__ = open__() if timing__ else -1"] if wiring.open else []
-    body += ["start__ = clock__()", "try:"]
+    body += ["start__ = clock__()"] if _timed(wiring) else []
+    body += ["try:"]
     body += ["    if due__:", "        hold__()"] if wiring.hold else []
     body += [f"    {'return' if returns else 'result__ ='} original__({call})"]
     body += ["finally:"]
@@ -161,7 +164,14 @@ def _used(name: str, wiring: Wiring) -> bool:
         return probed
     if name == "put":
         return wiring.row is not None
-    return name in ("original", "clock") or getattr(wiring, name) is not None
+    if name == "clock":
+        return _timed(wiring)
+    return name == "original" or getattr(wiring, name) is not None
+
+
+def _timed(wiring: Wiring) -> bool:
+    """Whether anybody asks when the call began."""
+    return any(part is not None for part in (wiring.row, wiring.after, wiring.close, wiring.pop))
 
 
 def _guarded(call: str) -> list[str]:

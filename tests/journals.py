@@ -64,9 +64,9 @@ class Played:
         self.facts.append(("update", step, at, live, list(pairs)))
         return self
 
-    def execute(self, step: int, at: int, graph: GraphMode | None = None) -> Played:
-        """The worker was handed the step, and 1 ns later chose a graph for it."""
-        self.facts.append(("execute", step, at))
+    def execute(self, step: int, at: int, graph: GraphMode | None = None, *, detail: bool | None = None) -> Played:
+        """The worker was handed the step, in detail or not where it says so, and 1 ns later chose a graph for it."""
+        self.facts.append(("execute", step, at, *([] if detail is None else [int(detail)])))
         if graph is not None:
             self.facts.append(("graph", at + 1, int(graph)))
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ def cycles_of(
     accepted: Any = None,
     last_period: int = -1,
     graph: GraphMode = GraphMode.FULL,
+    detail: bool | Sequence[bool] = True,
 ) -> Cycles:
     """Cycles with these (start, end) in ns; each period runs to the next start, the last is `last_period`."""
     n = len(bounds)
@@ -121,6 +123,7 @@ def cycles_of(
         else np.broadcast_to(np.int32(accepted), (n, len(np.atleast_2d(accepted)[0]))),
         graph_mode=np.full(n, graph, dtype=np.int8),
         kind=np.zeros(n, dtype=np.int8) if kind is None else np.array(kind, dtype=np.int8),
+        detail=np.broadcast_to(np.bool_(detail), n).copy(),
     )
 
 
@@ -225,3 +228,14 @@ def _stack(rows: list[tuple[Any, ...]]) -> Spans:
     order = np.argsort(start, kind="stable")
     columns = (name.astype(np.int16), track.astype(np.int8), np.zeros(len(name), dtype=np.int16), cycle, start, end)
     return Spans(*(column[order] for column in columns))
+
+
+def sampled(recording: Recording, every: int = 5, run: int = 8) -> Recording:
+    """The same cycles as a recorder leaves them that had its hooks in force in one run of cycles in `every` only."""
+    at = np.arange(len(recording.cycles)) // run % every == 0
+    inner = at & np.append(True, at[:-1]) & np.append(at[1:], True)
+    always = np.isin(recording.spans.name, [SPAN_ID[name] for name in ("cycle", "schedule", "output.update")])
+    kept = at[recording.spans.cycle] | (always & (recording.spans.track == Track.HOST))
+    spans = Spans(**{name: column[kept] for name, column in vars(recording.spans).items()})
+    graphs = np.where(at, recording.cycles.graph_mode, GraphMode.UNKNOWN).astype(np.int8)
+    return replace(recording, spans=spans, cycles=replace(recording.cycles, detail=inner, graph_mode=graphs))

@@ -54,5 +54,11 @@ def test_what_only_follows_is_timed_on_the_gpu() -> None:
     assert all(hook.gpu for hook in ALL if hook.follows)
 
 
+def test_what_numbers_counts_and_times_a_cycle_is_always_in_force_and_nothing_else() -> None:
+    always = {hook.span or hook.probe for hook in HOOKS if hook.always}
+    assert always == {"cycle", "schedule", "output.update", "idle", "acceptance", "execute"}
+    assert all(hook.always for hook in HOOKS if hook.probe and hook.probe != "graph")
+
+
 def test_metadata_has_no_events() -> None:
     assert not [hook.target for hook in HOOKS if hook.gpu and hook.span and "metadata" in hook.span]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import types
@@ -12,6 +13,7 @@ import pytest
 from journals import rows_of
 
 from spantrace.recorder import Recorder
+from spantrace.sampling import RUN
 from spantrace.vllm_adapter.hooks import Hook, ModelHook
 from spantrace.vllm_adapter.installation import Installation, WaitedEvent, method_owner
 from spantrace.vllm_adapter.probes import STEP, Probes
@@ -208,8 +210,8 @@ def test_all_or_nothing(installation: Installation, monkeypatch: pytest.MonkeyPa
             raise RuntimeError("sealed")
 
     class Closed(metaclass=Sealed):
-        @staticmethod
-        def method() -> None: ...
+        @classmethod
+        def method(cls) -> None: ...
 
     monkeypatch.setattr(fake_vllm, "Closed", Closed, raising=False)
     hooks = [Hook("schedule", "fake.core:Scheduler.schedule"), Hook("sample", "fake.core:Closed.method")]
@@ -372,9 +374,11 @@ def test_call_is_dunder_call_where_a_class_of_the_models_own_defines_it() -> Non
 
 
 def test_detail_goes_out_of_force_alone_and_comes_back(installation: Installation, recorder: Recorder) -> None:
-    installation.plan([Hook("schedule", "fake.core:Scheduler.schedule"), Hook("draft.metadata", "fake.core:prepare")])
+    prepare = sys.modules["fake.core"].prepare
+    hooks = [Hook("schedule", "fake.core:Scheduler.schedule", always=True), Hook("draft.metadata", "fake.core:prepare")]
+    installation.plan(hooks)
     installation.install()
-    both, prepare = ["draft.metadata", "schedule"], sys.modules["fake.core"].prepare
+    both = ["draft.metadata", "schedule"]
 
     def seen() -> list[str]:
         sys.modules["fake.core"].prepare(1)
@@ -382,14 +386,103 @@ def test_detail_goes_out_of_force_alone_and_comes_back(installation: Installatio
         return spans(recorder, installation)
 
     assert seen() == both
-    assert installation.detail(False)
+    assert not installation.detail(False)
+    assert sys.modules["fake.core"].prepare is prepare
     assert seen() == ["schedule"]
     installation.suspend()
     installation.install()
     assert seen() == ["schedule"]
     assert installation.detail(True)
     assert seen() == both
-    assert sys.modules["fake.core"].prepare is prepare
     installation.remove()
+    assert sys.modules["fake.core"].prepare is prepare
+    installation.detail(False)
     assert installation.detail(True)
     assert seen() == []
+
+
+def test_detail_that_is_asked_for_during_a_pause_comes_after_it(installation: Installation, recorder: Recorder) -> None:
+    in_force(installation)
+    installation.detail(False)
+    installation.suspend()
+    assert installation.detail(True)
+    Scheduler().schedule()
+    assert spans(recorder, installation) == []
+    installation.install()
+    Scheduler().schedule()
+    assert spans(recorder, installation) == ["schedule"]
+
+
+def test_a_hook_on_a_models_class_rests_by_a_flag(installation: Installation, recorder: Recorder) -> None:
+    in_force(installation)
+    runner = RunnerV2(Target(), Drafter())
+    installation.hook_runner(runner)
+    hooked = vars(Target)["forward"]
+    for on in (False, True, False, True):
+        assert installation.detail(on) is on
+        assert runner.model(1) == 2
+        assert spans(recorder, installation) == (["target.forward"] if on else [])
+        assert vars(Target)["forward"] is hooked
+
+
+def test_a_runner_that_is_seen_out_of_detail_waits_unseen_until_detail_comes(
+    installation: Installation, recorder: Recorder
+) -> None:
+    in_force(installation)
+    installation.detail(False)
+    runner = RunnerV1(Target(), None)
+    event = runner.prepare_inputs_event
+    installation.hook_runner(runner)
+    assert runner.prepare_inputs_event is event
+    installation.detail(True)
+    runner.prepare_inputs_event.synchronize()
+    runner.model.compute_logits(1)
+    assert spans(recorder, installation) == ["output.wait", "sample"]
+
+
+def test_what_somebody_changed_out_of_detail_is_left_and_counted_once(
+    installation: Installation, recorder: Recorder, fake_vllm: types.ModuleType
+) -> None:
+    original = fake_vllm.prepare
+    installation.plan([Hook("draft.metadata", "fake.core:prepare"), Hook("schedule", "fake.core:Scheduler.schedule")])
+    installation.install()
+    installation.detail(False)
+    fake_vllm.prepare = theirs = lambda rows: 0  # type: ignore[attr-defined]
+    for on in (True, False, True):
+        installation.detail(on)
+        assert fake_vllm.prepare is theirs
+    Scheduler().schedule()
+    assert spans(recorder, installation) == ["schedule"]
+    installation.remove()
+    assert fake_vllm.prepare is theirs
+    assert recorder.errors == 1
+    assert "somebody patched over fake.core.prepare" in recorder.first_error
+    fake_vllm.prepare = original  # type: ignore[attr-defined]
+
+
+def test_all_workers_agree_with_the_engine_on_what_is_in_detail(recorder: Recorder) -> None:
+    asked: list[list[bool]] = [[], []]
+    workers = [Probes(recorder, lambda runner: None, lambda on, to=to: to.append(on) or on, every=2) for to in asked]
+    engine = Probes(recorder, lambda runner: None, every=2)
+    recorder.facts.drain()
+    for number in range(4 * RUN):
+        output = Scheduler().schedule()
+        engine.schedule_after(1, output, None)
+        for worker in workers[: 2 if number > RUN // 2 else 1]:
+            worker.execute_before(types.SimpleNamespace(model_runner=worker), pickle.loads(pickle.dumps(output)))
+    assert asked == [[False, True, False]] * 2
+    told: dict[int, set[bool]] = {}
+    for kind, step, _, *more in recorder.facts.drain():
+        if kind == "execute":
+            told.setdefault(step, set()).add(*more)
+    assert [told[step] for step in sorted(told)] == ([{True}] * RUN + [{False}] * RUN) * 2
+
+
+def test_a_worker_tells_what_is_in_force_and_asks_again_where_it_is_not_what_is_due(recorder: Recorder) -> None:
+    answers = iter([True, True, False, True])
+    probes = Probes(recorder, lambda runner: None, lambda on: next(answers), every=2)
+    for step in [*range(2 * RUN + 1), None]:
+        output = types.SimpleNamespace() if step is None else types.SimpleNamespace(**{STEP: step})
+        probes.execute_before(types.SimpleNamespace(model_runner=probes), output)
+    told = [fact[-1] for fact in recorder.facts.drain()]
+    assert told == [True] * (RUN + 2) + [False] * (RUN - 2) + [True, True]

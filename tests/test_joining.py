@@ -289,6 +289,62 @@ def test_the_graph_of_a_step_is_the_first_that_its_worker_chose_or_launched() ->
     assert recording.cycles.graph_mode.tolist() == [GraphMode.PIECEWISE, GraphMode.FULL, GraphMode.UNKNOWN]
 
 
+def worker_of(detail: Iterable[bool]) -> Played:
+    """A worker in which each step from the first on was in detail or not, with the rows that it then has."""
+    worker = Played("worker")
+    for step, on in enumerate(detail, 1):
+        at = 1000 * step
+        worker.execute(step, at + 100, detail=on)
+        if on:
+            worker.row("target.forward", at + 200, at + 300).row("sample", at + 300, at + 400)
+            worker.row("postprocess", at + 450, at + 500)
+    return worker
+
+
+def test_a_cycle_is_in_detail_where_its_worker_says_so_of_it_and_of_its_neighbours() -> None:
+    told = [True, True, True, False, False, True, True, True, True, False]
+    recording = joined(turns(Played("engine"), range(1, 11)), worker_of(told))
+    expected = [True, True, False, False, False, False, True, True, False, False]
+    assert recording.cycles.detail.tolist() == expected
+    drawn = ("target.input_prep", "postprocess")
+    for name in drawn:
+        assert [cycle for _, cycle, _, _ in rows_of(recording, name)] == list(np.flatnonzero(told)), name
+    lengths = {end - start for name, _, start, end in rows_of(recording, *drawn)}
+    assert lengths == {100}, "none begins in a cycle before its own"
+
+
+def test_a_turn_without_a_step_is_in_detail_as_the_one_before_was() -> None:
+    told = [True, True, False, False, False, True, True]
+    engine = Played("engine")
+    for turn in range(1, 12):
+        engine.row("cycle", 1000 * turn, 1000 * turn + 900)
+    at = [1, 3, 5, 6, 7, 9, 10]  # turns 2 and 8 and 11 schedule nothing
+    worker = Played("worker")
+    for step, turn in enumerate(at, 1):
+        engine.schedule(step, 1000 * turn + 10).update(step, 1000 * turn + 800, 1, 1)
+        worker.execute(step, 1000 * turn + 100, detail=told[step - 1])
+    known = np.flatnonzero(joined(engine, worker).cycles.detail) + 1
+    assert known.tolist() == [1, 2, 3, 10, 11]
+
+
+def test_a_worker_that_does_not_say_recorded_everything() -> None:
+    assert joined(*sync_server()).cycles.detail.all()
+    assert joined(turns(Played("engine"), [1, 2])).cycles.detail.all()
+
+
+def test_of_several_workers_the_first_says_what_is_in_detail() -> None:
+    first, second = worker_of([False, False]), worker_of([True, True])
+    assert not joined(first, second, turns(Played("engine"), [1, 2])).cycles.detail.any()
+
+
+def test_a_neighbour_that_is_left_out_counts_all_the_same() -> None:
+    """The update of step 2, which was not in detail, was never seen."""
+    engine = turns(Played("engine"), [1, 3, 4]).row("cycle", 2000, 2900).schedule(2, 2010)
+    recording = joined(engine, worker_of([True, False, True, True]))
+    assert recording.cycles.step.tolist() == [1, 3, 4]
+    assert recording.cycles.detail.tolist() == [False, False, True]
+
+
 def test_rows_between_turns_are_left_out_except_those_of_the_output_thread() -> None:
     engine = turns(Played("engine"), [1, 2])
     engine.row("schedule", 1910, 1950).row("output.emit", 1920, 1960, lane=1).row("output.emit", 2950, 2990, lane=1)

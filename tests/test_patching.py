@@ -158,6 +158,8 @@ def test_a_classs_own_function_is_found_under_a_context_decorator_only() -> None
     assert own_function(Decorated, "method") is vars(Decorated)["method"].__wrapped__
     for name in ("foreign", "alias", "inherited", "static", "klass", "value", "absent"):
         assert own_function(Decorated, name) is None, name
+    assert own_function(Owner, "static") is vars(Owner)["static"].__func__
+    assert own_function(Owner, "klass") is None
     assert own_function(types.ModuleType("m"), "method") is None
 
 
@@ -194,3 +196,33 @@ def test_code_that_somebody_gave_it_since_is_left_and_named() -> None:
     assert function.__code__ is theirs
     assert patches.conflicts == ["Owner.method"]
     function.__code__ = code
+
+
+def test_what_somebody_changed_while_a_set_was_out_of_force_is_given_up_by_name() -> None:
+    original, static = vars(Owner)["method"], vars(Owner)["static"]
+    patches = PatchSet()
+    patches.add(plan(Owner, "method", loud))
+    patches.add(plan(Owner, "static", loud))
+    for _ in range(2):
+        patches.restore()
+        assert Owner.static() == ("loud", "static")
+        patches.revert()
+    Owner.method = theirs = lambda self: "theirs"  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            patches.restore()
+            assert vars(Owner)["method"] is theirs
+            assert Owner.static() == ("loud", "static")
+            patches.revert()
+        assert patches.conflicts == ["Owner.method"]
+        assert vars(Owner)["static"] is static
+    finally:
+        Owner.method = original  # type: ignore[method-assign]
+
+
+def test_a_set_without_changes_is_in_force_too() -> None:
+    patches = PatchSet()
+    patches.install()
+    patches.add(plan(Owner, "static", loud))
+    assert Owner.static() == ("loud", "static")
+    patches.revert()

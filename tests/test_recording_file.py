@@ -52,6 +52,15 @@ def test_a_recording_comes_back(recording: Recording, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
 
 
+def test_in_an_older_file_every_cycle_is_in_detail(tmp_path: Path) -> None:
+    recording, path = make_recording(cycles=20), tmp_path / "old.spantrace"
+    with path.open("wb") as file:
+        for frame in recording._frames():
+            if frame.get("name") != "detail":
+                file.write(encode(frame))
+    assert same(load(path), recording)
+
+
 def test_a_recording_without_cycles_comes_back(tmp_path: Path) -> None:
     recording = small().of_kind(Kind.GHOST)
     recording.save(tmp_path / "a.spantrace")

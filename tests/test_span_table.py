@@ -156,14 +156,19 @@ def test_per_cycle_sums_agree_with_the_recording() -> None:
     assert (cycle.of("sample", GPU) == recording.durations("sample", GPU)).all()
 
 
-def test_where_detail_was_left_out_of_cycles_it_is_priced_by_the_others() -> None:
-    cycles = cycles_of([(index * 10 * MS, index * 10 * MS + 8 * MS) for index in range(4)], last_period=10 * MS)
-    rows = [("draft.propose", HOST, index, (10 * index + 1) * MS, (10 * index + 7) * MS) for index in range(4)]
+def test_spans_are_priced_by_the_cycles_in_detail() -> None:
+    bounds = [(index * 10 * MS, index * 10 * MS + 8 * MS) for index in range(4)]
+    cycles = cycles_of(bounds, last_period=10 * MS, detail=[False, False, True, False])
+    rows = [("draft.propose", HOST, index, (10 * index + 1) * MS, (10 * index + 7) * MS) for index in range(3)]
     rows += [("draft.metadata", HOST, 2, 21 * MS, 24 * MS), ("draft.metadata", HOST, 2, 24 * MS, 26 * MS)]
-    recording = Recording(
-        {**header(), "options": {"detail_every": 4}}, cycles, spans_of(sorted(rows, key=lambda r: r[3]))
-    )
+    rows += [("schedule", HOST, index, 10 * index * MS, (10 * index + 1 + index % 2) * MS) for index in range(4)]
+    recording = Recording(header(), cycles, spans_of(sorted(rows, key=lambda r: r[3])))
     found = row(recording, "draft.metadata")
     assert found.host is not None
     assert (found.host.ms, found.host.share, found.calls) == (5.0, 0.5, 2.0)
     assert row(recording, "draft.propose").residual == pytest.approx(1 / 6)
+    assert row(recording, "draft.propose").calls == 1.0
+    schedule = row(recording, "schedule").host
+    assert schedule is not None
+    assert (schedule.ms, schedule.p90, schedule.share) == (1.0, 1.0, 0.1)
+    assert span_table(recording).cycles == 4

@@ -12,7 +12,7 @@ import pytest
 from journals import rows_of
 
 from spantrace.recorder import Recorder, Site
-from spantrace.wrapping import LANE_SHIFT
+from spantrace.wrapping import LANE_SHIFT, Flag
 
 
 def plain(a: int, b: int = 2) -> tuple[Any, ...]:
@@ -116,6 +116,28 @@ def test_a_threaded_site_notes_the_lane() -> None:
     lanes = [(row & 0xFFFF, row >> LANE_SHIFT) for row, _, _ in rows_of(recorder)]
     assert lanes == [(5, 0), (5, 1)]
     assert names == {"1": "other_0"}
+
+
+def test_while_its_flag_is_lowered_a_wrapper_only_calls_its_function() -> None:
+    seen: list[Any] = []
+
+    def probe(*arguments: Any, **named: Any) -> None:
+        seen.append((arguments, named))
+
+    recorder, flag = Recorder(), Flag()
+    site = Site("sample", 1, before=probe, after=probe, when=flag)
+    wrapper = recorder.wrap(keyword_only, site)
+    assert inspect.signature(wrapper) == inspect.signature(keyword_only)
+    assert wrapper(1, start=2) == keyword_only(1, start=2)
+    with pytest.raises(TypeError):
+        wrapper()
+    assert (rows_of(recorder), seen) == ([], [])
+    flag.append(True)
+    assert wrapper(1, start=2) == keyword_only(1, start=2)
+    assert (len(rows_of(recorder)), len(seen)) == (1, 2)
+    flag.clear()
+    wrapper(1, start=2)
+    assert rows_of(recorder) == []
 
 
 def test_a_site_without_a_row_only_probes() -> None:

@@ -9,7 +9,7 @@ import click
 
 from spantrace.cli import making
 from spantrace.cli.making import force_option, output_option
-from spantrace.cli.options import MOST_CYCLES, directory_option
+from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option
 
 if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, MOST_CYCLES),
     help="Stop after so many decode cycles past the warm-up (default: 1000).",
 )
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after this many seconds.")
+@click.option("--seconds", type=FiniteRange(0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--warmup",
     type=click.IntRange(0, MOST_CYCLES),
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Steady cycles to leave out first.",
 )
-@click.option("--nvtx", is_flag=True, help="Also push each span as an NVTX range of the domain spantrace.")
+@click.option("--nvtx", is_flag=True, help="Also push each recorded span as an NVTX range of the domain spantrace.")
 @click.option("--gpu/--no-gpu", default=True, help="Time GPU spans with events (default) or the host alone.")
-@click.option("--detail-every", type=click.IntRange(1, MOST_CYCLES), default=5, show_default=True, metavar="N",
-              help="Record GPU and smallest spans in runs of 8 cycles, one run in N: half of the cost.")  # fmt: skip
-@click.option("--idle-timeout", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
+@click.option("--detail-every", type=click.IntRange(1, MOST_CYCLES), metavar="N",
+              help="Record spans in runs of 8 cycles, one run in N, and count and time the others only "
+                   "(default: 5, fewer below 500 --cycles, 1 with --nvtx).")  # fmt: skip
+@click.option("--idle-timeout", type=FiniteRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Give up after this long without a cycle.")  # fmt: skip
 @output_option
 @force_option
@@ -47,7 +48,7 @@ def command(
     warmup: int,
     nvtx: bool,
     gpu: bool,
-    detail_every: int,
+    detail_every: int | None,
     idle_timeout: float,
     output: Path | None,
     force: bool,
@@ -57,6 +58,7 @@ def command(
     from spantrace.capture import Capture, Until
     from spantrace.control import default_directory
     from spantrace.journal import Journal
+    from spantrace.sampling import every_for
     from spantrace.vllm_adapter.servers import find, roles
     from spantrace.vllm_adapter.targets import without_secrets
 
@@ -71,10 +73,11 @@ def command(
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
-    options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "detail_every": detail_every}
+    every = detail_every or (1 if nvtx else every_for(wanted and wanted - warmup))
+    options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "detail_every": every}
     header = making.new_header(without_secrets(found.command), options)
     with Journal(path, header) as journal:
-        capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": detail_every})
+        capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": every})
         _run(capture, until, journal)
 
 

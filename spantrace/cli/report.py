@@ -54,16 +54,16 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     from analyzers.economics import economics
     from analyzers.sensitivity import sensitivity
     from analyzers.span_table import span_table
-    from analyzers.trust import left_out, trust
+    from analyzers.trust import trust
     from spantrace.cli import wording
     from spantrace.cli.sensitivity import by_delays
+    from spantrace.cli.trusting import trust_facts
     from spantrace.errors import SpantraceError
     from spantrace.tables import Document
 
     saturation = co_saturation(recording, kinds)
     if saturation is None:
-        held = ", ".join(f"{count} {name}" for name, count in left_out(recording, frozenset()).items()) or "no cycle"
-        raise SpantraceError(f"no cycle of this kind in the recording, it has {held}; try --kind all, or record longer")
+        raise SpantraceError(_nothing(recording, kinds))
     if baseline is not None:
         _check_baseline(recording, baseline)
     table = span_table(recording, kinds, saturation)
@@ -79,7 +79,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         (
             wording.speculation(earned, synthetic),
             *wording.optimization_facts(recording.header),
-            *wording.trust_facts(trusted, created),
+            *trust_facts(trusted, created),
         ),
         {
             "header": recording.header,
@@ -96,6 +96,18 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
             "trust": trusted,
         },
     )
+
+
+def _nothing(recording: Recording, kinds: frozenset[Kind]) -> str:
+    """Why there is no table of the cycles of `kinds`: there is none, or none with its spans known."""
+    from analyzers.per_cycle import chosen_cycles
+    from analyzers.trust import left_out
+
+    chosen = chosen_cycles(recording, kinds)
+    if chosen.any() and not recording.cycles.detail[chosen].any():
+        return f"the spans of none of {chosen.sum():,} cycles are known; record more cycles, or --detail-every 1"
+    held = ", ".join(f"{count} {name}" for name, count in left_out(recording, frozenset()).items()) or "no cycle"
+    return f"no cycle of this kind in the recording, it has {held}; try --kind all, or record longer"
 
 
 def _check_baseline(recording: Recording, baseline: Recording) -> None:

@@ -218,27 +218,3 @@ def counted(one: Switched) -> str:
 
 def _reasons(one: Switched) -> list[str]:
     return [f"{count:,} because {reason}" for reason, count in one.reasons]
-
-
-def trust_facts(found: Trust, created: str) -> list[Fact]:
-    """What the recording lost, does not explain and cost; doubts on lines of their own, the worst in red."""
-    residuals = {"cycle": found.residual, **found.residuals}
-    residual = ", ".join(f"{name} {value:.1%}" for name, value in residuals.items() if value is not None)
-    if found.own_cost_us is None:
-        cost = "own cost not calibrated"
-    else:
-        share = f" ({found.own_cost_share:.2%})" if found.own_cost_share is not None else ""
-        span = f", {found.host_span_ns:.0f} ns a span" if found.host_span_ns is not None else ""
-        when = created[:10] or "then"
-        cost = f"own cost at least {number(found.own_cost_us)} us a cycle{share}{span}, calibrated {when}"
-    parts = [f"lost rows {found.lost:,}", f"hook errors {found.hook_errors:,}"]
-    parts += [f"residual: {residual or 'unknown'}", cost]
-    if found.gpu_cycles is not None and found.gpu_cycles < found.cycles:
-        parts.append(f"GPU timed in {found.gpu_cycles:,} of {found.cycles:,} cycles")
-    if found.missing:
-        parts.append(f"not hooked on this vLLM: {', '.join(found.missing)}")
-    doubts = [
-        Fact("DO NOT QUOTE" if doubt.refuse else "doubt", (doubt.text,), DOUBT_STYLES[doubt.refuse])
-        for doubt in found.doubts
-    ]
-    return [Fact("trust", tuple(parts)), *doubts]

@@ -11,16 +11,16 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 
 ENGINE = (
     # `step` and `step_with_batch_queue` are bound into `step_fn` at start: a patch of theirs would never fire.
-    Hook("cycle", _CORE + "_process_engine_step"),
-    Hook(None, _CORE + "_process_input_queue", probe="idle"),
-    Hook("schedule", _SCHEDULER + "schedule", probe="schedule"),
-    Hook("output.update", _SCHEDULER + "update_from_output", probe="update"),
+    Hook("cycle", _CORE + "_process_engine_step", always=True),
+    Hook(None, _CORE + "_process_input_queue", probe="idle", always=True),
+    Hook("schedule", _SCHEDULER + "schedule", probe="schedule", always=True),
+    Hook("output.update", _SCHEDULER + "update_from_output", probe="update", always=True),
     # The only source of vllm:spec_decode_*: called once for each request whose drafts were verified.
-    Hook(None, _SCHEDULER + "make_spec_decoding_stats", probe="acceptance"),
+    Hook(None, _SCHEDULER + "make_spec_decoding_stats", probe="acceptance", always=True),
     # UniProcExecutor's future only calls get_output, which the runners' tables hook.
     Hook("output.wait", "vllm.v1.executor.multiproc_executor:FutureWrapper.result"),
     Hook("output.emit", "vllm.v1.serial_utils:MsgpackEncoder.encode_into", threaded=True),
-    Hook(None, "vllm.v1.worker.gpu_worker:Worker.execute_model", probe="execute"),
+    Hook(None, "vllm.v1.worker.gpu_worker:Worker.execute_model", probe="execute", always=True),
 )
 
 _BACKENDS = "vllm.v1.attention.backends."

@@ -51,7 +51,6 @@ _DFLASH_AND_DSPARK = (
     Hook("draft.input_prep", _DFLASH_MODULE + "prepare_dflash_inputs", runner="V2", gpu=True, follows=True),
     Hook("draft.input_prep", _DFLASH + "_prepare_graph_replay", ">=0.33", runner="V2", gpu=True, follows=True),
     Hook("draft.input_prep", _DFLASH + "_store_hidden_states", ">=0.33", runner="V2"),
-    Hook("draft.metadata", _DFLASH + "_build_draft_attn_metadata", ">=0.26,<0.30", runner="V2"),
     Hook("draft.metadata", _DFLASH_MODULE + "build_slot_mappings_by_layer", runner="V2"),
     # A FULL graph replays these, so that they fire without one only.
     Hook("draft.forward", _DFLASH + "_generate_draft", runner="V2", gpu=True),

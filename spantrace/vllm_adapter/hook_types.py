@@ -18,7 +18,7 @@ class Hook:
     times the call on the GPU's stream. `follows` says that vLLM launches nothing but this span's own work on the
     stream since the GPU span before it, which may therefore lend its closing event as this one's opening event.
     `threaded` marks functions that may run off the process's main thread. `graph` is the kind of CUDA graph that
-    a call of this function means.
+    a call of this function means. `always` hooks are in force in each cycle, the others in those in detail.
     """
 
     span: str | None
@@ -31,6 +31,7 @@ class Hook:
     probe: str | None = None
     threaded: bool = False
     graph: str | None = None
+    always: bool = False
 
     @property
     def name(self) -> str:

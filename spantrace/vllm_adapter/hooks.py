@@ -2,7 +2,8 @@
 
 A class attribute or a module's global is patched, at the place where vLLM looks it up at every call. Two spans
 that nest under the same name are one. Where the eager forward of a target or a drafter is no runner's method, it
-is hooked on the model's own class (`MODEL_HOOKS`), as soon as a hook has seen the runner.
+is hooked on the model's own class (`MODEL_HOOKS`), as soon as a hook has seen the runner. The hooks that number, count
+and time each cycle are in force in all (`Hook.always`), the others in cycles in detail (spantrace.sampling).
 
 span                      runner V1                                 runner V2
 cycle                     both: EngineCoreProc ._process_engine_step
@@ -50,11 +51,11 @@ draft.input_prep          from the start of draft.propose or the end of its last
                                                                     MultiModuleMTPSpeculator ._prepare_inputs
 draft.context_kv          drafter .precompute_and_store_context_kv  drafter .precompute_and_store_context_kv
 draft.metadata            SpecDecodeBaseProposer                    build_slot_mappings_by_layer
-                          .build_per_group_and_layer_attn_metadata  DFlashSpeculator
-                          Gemma4Proposer                            ._build_draft_attn_metadata
                           .build_per_group_and_layer_attn_metadata  DraftModelSpeculator
-                          Step3p5MTPProposer                        ._build_draft_attn_metadata
+                          Gemma4Proposer                            ._build_draft_attn_metadata
                           .build_per_group_and_layer_attn_metadata  ._build_attn_metadata
+                          Step3p5MTPProposer
+                          .build_per_group_and_layer_attn_metadata
 draft.forward             SpecDecodeBaseProposer                    DFlashSpeculator ._generate_draft
                           ._sample_draft_tokens                     DSparkSpeculator ._generate_draft
                           NgramProposer .propose                    DFlash2Speculator ._generate_draft

@@ -10,21 +10,27 @@ from typing import Any
 
 from spantrace.patching import Change, CodePatch, Patch, PatchSet, own_function, plan
 from spantrace.recorder import Recorder, Site
-from spantrace.spans import DETAIL, GraphMode
+from spantrace.spans import GraphMode
 from spantrace.vllm_adapter.description import runner_version
 from spantrace.vllm_adapter.hooks import MODEL_HOOKS, WAIT_EVENTS, Hook, ModelHook
 from spantrace.vllm_adapter.probes import Probes
+from spantrace.wrapping import Flag
 
 
 class Installation:
-    """The hooks of one recording in this process: planned, installed together, removed together."""
+    """The hooks of one recording in this process: planned, installed together, removed together.
+
+    Those that only cycles in detail need are taken out of force and put back by `detail`. Where that took the setting
+    of a class attribute, which makes Python run all that touches the class unspecialised for a while, the hook stays
+    where it is and looks at a flag.
+    """
 
     def __init__(self, recorder: Recorder, probes: Probes) -> None:
         self._recorder, self._probes = recorder, probes
-        self._patches, self._detail = PatchSet(), PatchSet()
-        self._detailed = True
+        self._always, self._detail = PatchSet(), PatchSet()
+        self._detailed = Flag([True])
         self._lock = threading.Lock()
-        self._closed = self._runner_hooked = False
+        self._in_force = self._closed = self._runner_hooked = False
         self.sites: list[tuple[str, str | None]] = []
         self.graphs: dict[str, int] = {}
         self.missing: list[str] = []
@@ -41,20 +47,21 @@ class Installation:
                 owner = module
                 for parent in parents:
                     owner = getattr(owner, parent)
-                patches = self._detail if hook.span in DETAIL else self._patches
-                patches.add(self._patch(hook, owner, name, hook.target))
+                self._add(hook, owner, name, hook.target)
             except (AttributeError, TypeError, ValueError):
                 self.missing.append(hook.target)
 
     def install(self) -> None:
         """Put every planned hook into force, or none."""
-        self._patches.install()
-        try:
-            if self._detailed:
-                self._detail.install()
-        except Exception:
-            self._patches.revert()
-            raise
+        with self._lock:
+            self._always.restore()
+            try:
+                if self._detailed:
+                    self._detail.restore()
+            except Exception:
+                self._always.revert()
+                raise
+            self._in_force = True
 
     def suspend(self) -> None:
         """Take every hook out of force until the next `install`."""
@@ -62,18 +69,23 @@ class Installation:
             self._revert()
 
     def detail(self, on: bool) -> bool:
-        """Put the hooks of `DETAIL` into force or out of it; on the worker's thread, so that it rather gives up."""
-        if not self._lock.acquire(blocking=False):
-            return False
+        """Have the hooks in force that only cycles in detail need, or not; whether they are.
+
+        Called on the worker's thread as a cycle begins, so that it rather gives up than waits.
+        """
+        if on is bool(self._detailed) or not self._lock.acquire(blocking=False):
+            return bool(self._detailed)
         try:
-            if on and not self._closed:
-                self._detail.install()
-            elif not on:
+            if on:
+                if self._in_force:
+                    self._detail.restore()
+                self._detailed.append(True)
+            else:
                 self._detail.revert()
-            self._detailed = on
+                self._detailed.clear()
         finally:
             self._lock.release()
-        return True
+        return on
 
     def hook_runner(self, runner: Any) -> None:
         """Hook what only a live runner shows: its models' methods and the events that it waits for inline.
@@ -85,8 +97,7 @@ class Installation:
         try:
             if not self._closed and not self._runner_hooked:
                 self._runner_hooked = True
-                for patch in self._runner_patches(runner):
-                    self._patches.add(patch)
+                self._add_runner(runner)
         finally:
             self._lock.release()
 
@@ -99,16 +110,20 @@ class Installation:
         with self._lock:
             self._closed = True
             self._revert()
-        for conflict in self._patches.conflicts + self._detail.conflicts:
+        for conflict in self._always.conflicts + self._detail.conflicts:
             self._recorder.failed(RuntimeError(f"somebody patched over {conflict}; it was left as it is"))
-        self._patches.conflicts, self._detail.conflicts = [], []
+        self._always.conflicts, self._detail.conflicts = [], []
 
     def _revert(self) -> None:
+        self._in_force = False
         self._detail.revert()
-        self._patches.revert()
+        self._always.revert()
 
-    def _patch(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> Change:
-        probe = getattr(hook, "probe", None)
+    def _add(self, hook: Hook | ModelHook, owner: Any, name: str, label: str) -> None:
+        """Plan one hook: new code for a class's own function, but not where torch.compile may have traced it."""
+        probe, always = getattr(hook, "probe", None), getattr(hook, "always", False)
+        function = own_function(owner, name) if isinstance(hook, Hook) else None
+        stays = function is None and isinstance(owner, type) and not always
         row = None if hook.span is None else len(self.sites)
         delays, before = self._recorder.delays, getattr(self._probes, f"{probe}_before", None) if probe else None
         site = Site(
@@ -120,21 +135,19 @@ class Installation:
             before=delays.enter_draft if delays and hook.span == "draft.propose" else before,
             after=getattr(self._probes, f"{probe}_after", None) if probe else None,
             in_draft=hook.in_draft,
+            when=self._detailed if stays else None,
         )
-        patch = self._change(owner, name, site, isinstance(hook, Hook))
+        if function is None:
+            change: Change = plan(owner, name, lambda found: self._recorder.wrap(found, site))
+        else:
+            change = CodePatch(function, function.__code__, self._recorder.rewrite(function, site))
         if hook.graph is not None:
             self.graphs[str(len(self.sites))] = int(GraphMode[hook.graph])
         if hook.span is not None:
             self.sites.append((hook.span, hook.in_draft))
-        return patch
+        (self._always if always or stays else self._detail).add(change)
 
-    def _change(self, owner: Any, name: str, site: Site, rewritable: bool) -> Change:
-        """New code for the function where it is a class's own; what torch.compile may have traced is left alone."""
-        if rewritable and (function := own_function(owner, name)) is not None:
-            return CodePatch(function, function.__code__, self._recorder.rewrite(function, site))
-        return plan(owner, name, lambda function: self._recorder.wrap(function, site))
-
-    def _runner_patches(self, runner: Any) -> Iterable[Change]:
+    def _add_runner(self, runner: Any) -> None:
         version = runner_version(runner)
         drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
         models = {"target": getattr(runner, "model", None), "drafter": getattr(drafter, "model", None)}
@@ -143,11 +156,11 @@ class Installation:
             found = method_owner(models[hook.owner], hook.method)
             if hook.runner in (None, version) and found and found not in hooked:
                 hooked.add(found)
-                yield self._patch(hook, *found, f"{found[0].__qualname__}.{found[1]}")
+                self._add(hook, *found, f"{found[0].__qualname__}.{found[1]}")
         for name in WAIT_EVENTS:
             event = vars(runner).get(name) if version == "V1" else None
             if event is not None:
-                yield Patch(runner, name, event, self._waited(event))
+                self._detail.add(Patch(runner, name, event, self._waited(event)))
 
     def _waited(self, event: Any) -> WaitedEvent:
         row = len(self.sites)

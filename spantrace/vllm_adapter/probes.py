@@ -3,6 +3,8 @@
 Each probe is a method named as the hook tables name it, called with the wrapped call's own arguments before it
 (`*_before`) or with its start and result too (`*_after`). Probes only read, with one exception: the step id is
 set as an attribute on the scheduler's output, with which it travels to the workers.
+
+The engine's loop runs these with cold caches, where every object that is touched costs: they touch as few as they can.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spantrace.recorder import Recorder
+from spantrace.sampling import in_detail, next_detail
 from spantrace.spans import GraphMode
 
 STEP = "spantrace_step"
@@ -31,14 +34,22 @@ def known_runner() -> Any:
 class Probes:
     """The probes of one recording in one process; `on_runner` is called once, with the first model runner seen.
 
-    `in_detail()` is asked at each cycle's start whether the cycle is one to record in detail.
+    One run of steps in `every` is in detail, by their numbers, so that all workers agree. Where that changes,
+    `detail(on)` is asked for it and says what is in force then.
     """
 
     def __init__(
-        self, recorder: Recorder, on_runner: Callable[[Any], None], in_detail: Callable[[], bool] = lambda: True
+        self,
+        recorder: Recorder,
+        on_runner: Callable[[Any], None],
+        detail: Callable[[bool], bool] = lambda on: on,
+        every: int = 1,
     ) -> None:
-        self._fact = recorder.fact
-        self._gpu, self._in_detail, self._delays = recorder.gpu, in_detail, recorder.delays
+        global _steps
+        self._put = recorder.facts.put
+        self._gpu, self._delays = recorder.gpu, recorder.delays
+        self._detail, self._detailed, self._every = detail, True, every
+        _steps = itertools.count(next_detail(next(_steps), every))
         self._on_runner: Callable[[Any], None] | None = on_runner
         self._pairs: list[int] = []
         self._scheduler: Any = None
@@ -51,7 +62,7 @@ class Probes:
         """Note a wait for requests that was long enough to be idleness."""
         end = time.perf_counter_ns()
         if end - start > IDLE_NS:
-            self._fact("idle", start, end)
+            self._put((("idle", start, end),))
         if self._delays:
             self._delays.new_cycle(turn=True)
 
@@ -63,7 +74,7 @@ class Probes:
         prefilling = len(output.scheduled_new_reqs) + output.scheduled_cached_reqs.num_output_tokens.count(0)
         tokens, batch = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         drafting, skipping = len(output.scheduled_spec_decode_tokens), int(bool(getattr(output, "skip_drafts", False)))
-        self._fact("schedule", step, start, tokens, batch, prefilling, drafting, skipping)
+        self._put((("schedule", step, start, tokens, batch, prefilling, drafting, skipping),))
 
     def acceptance_before(
         self, _: Any, __: Any, drafted: int, accepted: int, invalid: dict[str, int] | None, request: str
@@ -77,17 +88,20 @@ class Probes:
         given = 0
         for output in outputs.values():
             given += len(output.outputs)
-        self._fact("update", getattr(scheduler_output, STEP, 0), start, given, pairs)
+        self._put((("update", getattr(scheduler_output, STEP, 0), start, given, pairs),))
 
     def execute_before(self, worker: Any, scheduler_output: Any, *_: Any) -> None:
-        """Note which step this worker was handed, and when."""
+        """Note which step this worker was handed, when, and whether all hooks are in force for it."""
         global _runner
-        self._fact("execute", getattr(scheduler_output, STEP, 0), time.perf_counter_ns())
+        handed, step = time.perf_counter_ns(), getattr(scheduler_output, STEP, 0)
+        due = in_detail(step, self._every)
+        if due is not self._detailed:
+            self._detailed = self._detail(due)
+        self._put((("execute", step, handed, self._detailed),))
         if self._delays:
             self._delays.new_cycle(turn=False)
-        detailed = self._in_detail()
         if self._gpu:
-            self._gpu.new_cycle(detailed)
+            self._gpu.new_cycle(self._detailed)
         if self._on_runner:
             found, self._on_runner = self._on_runner, None
             _runner = weakref.ref(worker.model_runner)
@@ -96,4 +110,4 @@ class Probes:
     def graph_after(self, start: int, result: tuple[Any, ...], *_: Any, **__: Any) -> None:
         """Note which kind of CUDA graph the target pass of this step uses: from (descriptor or mode, ...)."""
         mode = getattr(result[0], "cg_mode", result[0])
-        self._fact("graph", start, int(GraphMode[mode.name]) if mode.name in GraphMode.__members__ else 0)
+        self._put((("graph", start, int(GraphMode[mode.name]) if mode.name in GraphMode.__members__ else 0),))

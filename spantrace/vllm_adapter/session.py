@@ -15,7 +15,6 @@ from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
-from spantrace.sampling import Detail
 from spantrace.vllm_adapter import choice
 from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
@@ -36,15 +35,22 @@ ROOM_BITS = 100
 
 
 class Session:
-    """The rings, probes and hooks of one recording in this process."""
+    """The rings, probes and hooks of one recording in this process.
+
+    Where spans are to be held up each cycle is in detail: a hook that is not in force holds nothing up.
+    """
 
     def __init__(self, options: Frame) -> None:
         self.gpu, self._event_ns = make_gpu_clock() if options.get("gpu", True) else (None, None)
         self.delays = make_delays(self.gpu is not None) if options.get("delays") else None
         self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")), delays=self.delays)
         self._tally = choice.Tally()
-        detail = Detail(max(1, int(options.get("detail_every", 1))), lambda on: self._installation.detail(on))
-        self.probes = Probes(self.recorder, lambda runner: self._installation.hook_runner(runner), detail.new_cycle)
+        self.probes = Probes(
+            self.recorder,
+            lambda runner: self._installation.hook_runner(runner),
+            lambda on: self._installation.detail(on),
+            1 if self.delays else max(1, int(options.get("detail_every", 1))),
+        )
         self._installation = Installation(self.recorder, self.probes)
 
     def start(self) -> Frame:

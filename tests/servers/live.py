@@ -130,9 +130,9 @@ def live(server: CpuServer, path: Path, *arguments: str) -> Iterator[LiveRecordi
         running.process.communicate()
 
 
-def record(server: CpuServer, path: Path, run: Callable[[], Any]) -> Recording:
+def record(server: CpuServer, path: Path, run: Callable[[], Any], *arguments: str) -> Recording:
     """The recording of all that `run()` does: it begins and ends while the server is idle."""
-    with live(server, path, *MANY, "--warmup", "0") as running:
+    with live(server, path, *MANY, "--warmup", "0", *arguments) as running:
         run()
         server.speculation()
         running.settled()
