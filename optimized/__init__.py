@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from optimized.cases import Place
@@ -22,13 +23,16 @@ from optimized.seams import BUILT_IN, Seam
 from spantrace.errors import SpantraceError
 from spantrace.patching import Patch, PatchSet, plan
 
+_DECLARED = ("OPTIMIZATION", "RESTORED_STOCK")
+"""What a folder may declare: what it switches on, and what takes that out of a vLLM that has it by itself."""
+
 
 @cache
 def discover() -> dict[str, Optimization]:
     """Every declared optimization by id, in order of the ids; imports declarations only."""
     found: dict[str, Optimization] = {}
-    for module in iter_modules(__path__, f"{__name__}."):
-        declared = getattr(import_module(module.name), "OPTIMIZATION", None) if module.ispkg else None
+    folders = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.") if module.ispkg]
+    for declared in (getattr(folder, name, None) for folder in folders for name in _DECLARED):
         if isinstance(declared, Optimization):
             if declared.id in found:
                 raise ValueError(f"two folders declare {declared.id}")
@@ -39,11 +43,27 @@ def discover() -> dict[str, Optimization]:
 def select(text: str, vllm: str | None = None) -> list[str]:
     """The ids that "a,b", "all" or "none" names; raises SpantraceError for an unknown one.
 
-    All are those with a seam in the built-in cycle, or in the vLLM of that version.
+    All are those with a seam in the built-in cycle, or in the vLLM of that version, less those that rebuild stock.
     """
     if text in ("all", "none"):
-        return [name for name, item in discover().items() if text == "all" and item.seams_at(vllm)]
+        chosen = [name for name, item in discover().items() if item.seams_at(vllm) and not item.restores]
+        return chosen if text == "all" else []
     return _known(part.strip() for part in text.split(","))
+
+
+def with_stock(on: Iterable[str], restored: Iterable[str]) -> list[str]:
+    """These ids, and those of what takes the `restored` fixes out of a vLLM that has them by itself.
+
+    Raises SpantraceError for an unknown one, one that cannot be restored, and one that is in both.
+    """
+    restorable = {item.restores: name for name, item in discover().items() if item.restores}
+    chosen, fixes = _known(on), _known(restored)
+    for name in fixes:
+        if name in chosen:
+            raise SpantraceError(f"{name} cannot be switched on and restored to stock at once")
+        if name not in restorable:
+            raise SpantraceError(f"{name} cannot be restored to stock; what can be: {', '.join(restorable)}")
+    return [*chosen, *(restorable[name] for name in fixes)]
 
 
 @dataclass(frozen=True)
@@ -172,7 +192,7 @@ def _plan(optimization: Optimization, vllm: str | None) -> _Applied:
     owners = [_resolve(optimization.id, seam) for seam in seams]
     switch = make()
     stand_ins = switch.stand_ins()
-    if set(stand_ins) != {seam.method for seam in seams}:
+    if not {seam.method for seam in seams} <= set(stand_ins) <= {seam.method for seam in optimization.seams}:
         raise SpantraceError(f"{optimization.id} replaces other methods than it declares; report this as a defect")
     patches = [plan(owner, name, stand_ins[seam.method]) for seam, (owner, name) in zip(seams, owners, strict=True)]
     installed = PatchSet()
@@ -181,23 +201,25 @@ def _plan(optimization: Optimization, vllm: str | None) -> _Applied:
     return _Applied(switch, seams, tuple(patches), installed)
 
 
-def _resolve(name: str, seam: Seam) -> tuple[type, str]:
-    """The class and the method's name of a seam that is as its module defined it."""
-    module_name, path = seam.module, seam.method
-    class_name, _, method = path.partition(".")
+def _resolve(name: str, seam: Seam) -> tuple[type | ModuleType, str]:
+    """The class or module of a seam, and the name of what is there as its own module defined it."""
+    path = seam.method
+    parent, _, attribute = path.rpartition(".")
     try:
-        owner = getattr(import_module(module_name), class_name)
-        base = next(base for base in owner.__mro__ if method in vars(base))
+        module = import_module(seam.module)
+        owner = getattr(module, parent) if parent else module
+        base = next(base for base in getattr(owner, "__mro__", (owner,)) if attribute in vars(base))
     except (ImportError, AttributeError, StopIteration) as error:
-        raise SpantraceError(f"{name} cannot be applied: there is no {path} in {module_name}") from error
-    if not _as_defined(vars(base)[method], base, method):
+        raise SpantraceError(f"{name} cannot be applied: there is no {path} in {seam.module}") from error
+    home = f"{base.__module__}:{base.__qualname__}.{attribute}" if parent else seam.source
+    if not _as_defined(vars(base)[attribute], home):
         raise SpantraceError(f"{name} cannot be applied: {path} was patched by somebody else; undo that first")
-    return owner, method
+    return owner, attribute
 
 
-def _as_defined(function: Any, base: type, method: str) -> bool:
-    code, source = getattr(function, "__code__", None), getattr(sys.modules[base.__module__], "__file__", None)
-    wrapped = (
-        hasattr(function, "__wrapped__") or getattr(function, "__qualname__", "") != f"{base.__qualname__}.{method}"
-    )
+def _as_defined(function: Any, home: str) -> bool:
+    """Whether it is the very function that the text of "module:Class.method" or "module:function" made."""
+    module, _, path = home.partition(":")
+    code, source = getattr(function, "__code__", None), getattr(sys.modules.get(module), "__file__", None)
+    wrapped = hasattr(function, "__wrapped__") or getattr(function, "__qualname__", "") != path
     return code is not None and not wrapped and code.co_filename == source

@@ -56,10 +56,10 @@ def admit(item: Optimization, vllm: str, method: str | None = None, sources: Pat
     seams = item.seams_at(version) if version in item.versions() else ()
     if version is None or not seams:
         methods = ", ".join(dict.fromkeys(seam.method for seam in item.seams if seam.where != BUILT_IN))
-        known = ", ".join(item.versions())
-        return Admission(
-            State.REFUSED, f"it does not know {methods} of vLLM {vllm or 'of no version'}, only of {known}"
-        )
+        known, here = ", ".join(item.versions()), vllm or "of no version"
+        unknown = f"it does not know {methods} of vLLM {here}, only of {known}"
+        not_upstream = f"{item.restores} is known to be upstream in vLLM {known} only, and this is vLLM {here}"
+        return Admission(State.REFUSED, not_upstream if item.restores else unknown)
     if method is not None and item.methods and method not in item.methods:
         return Admission(State.REFUSED, f"it is for {', '.join(item.methods)}, and the method here is {method}")
     if sources and (strange := strangers(item, version, sources)):

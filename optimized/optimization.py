@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+STOCK_OF = "stock-"
+"""What the id of one that rebuilds stock begins with, before the id of the fix that it takes out."""
 MOST_REASONS, LONGEST_REASON = 16, 80
 """Errors that are told apart while a switch is on, and the characters of each one's first line that are kept."""
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -146,6 +148,9 @@ class Optimization:
     "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
     `methods` the methods of speculation that it is for, where not for all. One without a seam in the built-in cycle
     names its `evidence`: the test of a server, "path::test", or the recording in which it has hits.
+
+    One that `restores` another takes it out of the versions that have it by themselves, so that its saving can be
+    measured there; it is declared in the same folder.
     """
 
     id: str
@@ -165,6 +170,7 @@ class Optimization:
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     upstream: str = ""
     methods: tuple[str, ...] = ()
+    restores: str = ""
     evidence: str = ""
     contest: Callable[[Settings], Contest] | None = None
     proven: str = ""
@@ -187,10 +193,12 @@ class Optimization:
             raise ValueError(f"{self.id}: a seam is declared twice")
         if (self.agreement is Agreement.PINNED) != bool(self.proven):
             raise ValueError(f"{self.id}: a PINNED optimization, and no other, says on which torch it was proven")
+        if (self.id != STOCK_OF + self.restores) if self.restores else self.id.startswith(STOCK_OF):
+            raise ValueError(f"{self.id}: what restores a fix, and nothing else, is called {STOCK_OF} and the fix's id")
         self._check_places()
 
     def _check_places(self) -> None:
-        in_vllm = {seam.owner for seam in self.seams if seam.where != BUILT_IN}
+        in_vllm = {seam.source for seam in self.seams if seam.where != BUILT_IN}
         if (self.switch is None) == bool(self.seams_at()) or (self.vllm_switch is None) == bool(in_vllm):
             raise ValueError(f"{self.id}: a place with seams needs a switch, one without needs none")
         if unknown := in_vllm - set(self.sources):

@@ -1,4 +1,4 @@
-"""Where an optimization is put in: methods of the built-in cycle or of vLLM."""
+"""Where an optimization is put in: methods and functions of the built-in cycle or of vLLM."""
 
 from __future__ import annotations
 
@@ -9,27 +9,37 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
 BUILT_IN = "built-in cycle"
-_OWNER = re.compile(r"[a-z_][\w.]*:[A-Za-z_]\w*\.[A-Za-z_]\w*")
+_OWNER = re.compile(r"[a-z_][\w.]*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
 @dataclass(frozen=True)
 class Seam:
-    """A method that is replaced, "module:Class.method", and where: `BUILT_IN`, or "vllm" and a version specifier."""
+    """What is replaced, "module:Class.method" or "module:function", and where: `BUILT_IN`, or "vllm" and versions.
+
+    A function is replaced in the module that calls it; where that one imports it, `defined` says which one it is, again
+    as "module:function".
+    """
 
     owner: str
     where: str = BUILT_IN
+    defined: str = ""
 
     def __post_init__(self) -> None:
-        if not _OWNER.fullmatch(self.owner):
-            raise ValueError(f"{self.owner!r} does not name a method as module:Class.method")
+        if not all(_OWNER.fullmatch(name) for name in (self.owner, self.source)):
+            raise ValueError(f"{self.owner!r} is neither module:Class.method nor module:function")
         if self.where != BUILT_IN:
             name, _, versions = self.where.partition(" ")
             if name != "vllm" or not versions or not is_specifier(versions):
                 raise ValueError(f"{self.where!r} is neither {BUILT_IN!r} nor a vllm with a version specifier")
 
     @property
+    def source(self) -> str:
+        """Where its text stands."""
+        return self.defined or self.owner
+
+    @property
     def method(self) -> str:
-        """The class and the method, without the module."""
+        """The class and the method, or the function, without the module."""
         return self.owner.partition(":")[2]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,20 +64,32 @@ def document(heading: tuple[str, ...], listings: list[Listing]) -> Document:
     """One row an optimization; what it does and why it is refused stands below the table."""
     from spantrace.tables import Column, Document, Fact, Table
 
+    said = [_restorable(one) for one in listings]
     columns = [Column("id", "optimization"), Column("state", "state")]
-    if any(one.counted for one in listings):
+    if any(one.counted for one in said):
         columns += [Column(name, name, write=lambda count: f"{count:,.0f}") for name in ("hits", "fallbacks", "errors")]
     columns += [Column("fires_in", "fires in", optional=True), Column("switched", "switched")]
     columns += [Column("summary", "summary", only="data"), Column("why", "why", only="data")]
     facts = [
-        Fact(one.item.id, tuple(filter(None, (one.item.summary, one.admission.why, *one.remarks)))) for one in listings
+        Fact(one.item.id, tuple(filter(None, (one.item.summary, one.admission.why, *one.remarks)))) for one in said
     ]
-    rows = tuple(_row(one) for one in listings)
+    rows = tuple(_row(one) for one in said)
     data = {
         "about": list(heading),
-        "optimizations": [{**row.cells, "remarks": one.remarks} for row, one in zip(rows, listings, strict=True)],
+        "optimizations": [{**row.cells, "remarks": one.remarks} for row, one in zip(rows, said, strict=True)],
     }
     return Document("optimizations", (heading,), None, Table(tuple(columns), rows), tuple(facts), data)
+
+
+def _restorable(one: Listing) -> Listing:
+    """With how to be without it, where it is upstream and can be taken out."""
+    import optimized
+    from optimized.gate import State
+
+    stock = next((item for item in optimized.discover().values() if item.restores == one.item.id), None)
+    if stock is None or one.admission.state is not State.UPSTREAM:
+        return one
+    return replace(one, remarks=(*one.remarks, f"--restore-stock {one.item.id} takes it out: {stock.summary}"))
 
 
 def _row(one: Listing) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ def ready(
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "none is chosen"
         raise SpantraceError(f"there is nothing to {verb}: {why}", EXIT_NOT_COMPARABLE)
     return held, left_out
+
+
+def restored(ids: Iterable[str]) -> list[str]:
+    """A sentence on each of these that rebuilds stock: which fix it takes out, and how much of it."""
+    import optimized
+
+    items = [item for name in ids if (item := optimized.discover().get(name)) and item.restores]
+    return [f"{item.restores} is restored to stock: {item.summary}" for item in items]
 
 
 def machine(device: str, dtype: str) -> tuple[str, ...]:

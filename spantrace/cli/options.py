@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, which "nan" and "inf" are not."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; a usage error where it is none or out of the range."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
+
 
 directory_option = click.option(
     "--dir",
@@ -26,6 +37,13 @@ MOST_CYCLES, MOST_REQUESTS, MOST_TOKENS, MOST_DRAFTS = 10**9, 1 << 16, 1 << 24, 
 """Beyond what any run needs; larger numbers are slips, and some do not fit into a file."""
 
 ids_argument = click.argument("ids", nargs=-1, metavar="[IDS]...")
+
+restore_option = click.option(
+    "--restore-stock",
+    default="none",
+    metavar="IDS",
+    help="Fixes that this vLLM has by itself and is to be without, as a,b: what they save can then be measured.",
+)
 
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run (default: a GPU if PyTorch finds one)."

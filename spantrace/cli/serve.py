@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import click
 
+from spantrace.cli.options import restore_option
+
 
 @click.command("serve", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--optimize", envvar="SPANTRACE_OPTIMIZE", default="none", metavar="IDS",
               help="Optimizations to apply, as a,b or all (spantrace optimizations lists them).")  # fmt: skip
+@restore_option
 @click.option("--allow-delays", is_flag=True, help="Let spantrace sensitivity hold its spans up on purpose.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- [VLLM SERVE ARGUMENTS]")
-def command(optimize: str, allow_delays: bool, arguments: tuple[str, ...]) -> None:
+def command(optimize: str, restore_stock: str, allow_delays: bool, arguments: tuple[str, ...]) -> None:
     """Become `vllm serve ARGUMENTS`, with the plugin loaded whatever VLLM_PLUGINS says."""
     import os
     import sys
 
+    from spantrace.cli.optimizing import restored
     from spantrace.errors import SpantraceError
     from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
 
     if not arguments:
         raise SpantraceError("name a model: spantrace serve -- MODEL [vllm serve arguments]")
     program = serve_command(arguments)
-    environment = serve_environment(os.environ, choose(optimize), allow_delays)
+    chosen = choose(optimize, restore_stock)
+    environment = serve_environment(os.environ, chosen, allow_delays)
+    for sentence in restored(chosen):
+        click.echo(f"spantrace: {sentence}", err=True)
     sys.stdout.flush()
     os.execve(program[0], program, environment)

