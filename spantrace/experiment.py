@@ -43,6 +43,8 @@ class Design:
             raise SpantraceError(f"no span is called {unknown[0]!r}; choose from {', '.join(WORKING_SPANS)}")
         if waits := [span for span, _ in self.aims if span in WAITS]:
             raise SpantraceError(f"{waits[0]} is a wait and has no work to hold up; name what it waits for")
+        if any(span == "cycle" for span, _ in self.aims):
+            raise SpantraceError(f"cycle is the whole of it; name a part, such as {', '.join(WORKING_SPANS)}")
         if not 0 < self.ns <= LONGEST_NS:
             raise SpantraceError(f"a delay must be longer than 0 and at most {LONGEST_NS / 1e6:g} ms")
 

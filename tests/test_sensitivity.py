@@ -12,6 +12,7 @@ from recordings import make_recording
 
 from analyzers.sensitivity import Path as Place
 from analyzers.sensitivity import Sensitivity, sensitivity
+from analyzers.statistics import FEWEST_RUNS
 from spantrace.cli.main import run
 from spantrace.errors import EXIT_NOT_COMPARABLE
 from spantrace.experiment import Design
@@ -135,6 +136,7 @@ def test_a_recording_without_delays_is_told_apart(tmp_path: Path, capsys: Captur
     [
         (["--span", "nonsense"], "no span is called 'nonsense'; choose from schedule, "),
         (["--span", "output.wait"], "output.wait is a wait and has no work to hold up; name what it waits for"),
+        (["--span", "cycle"], "cycle is the whole of it; name a part, such as schedule, "),
         (["--delay", "5001"], "a delay must be longer than 0 and at most 5 ms"),
     ],
 )
@@ -143,6 +145,20 @@ def test_what_cannot_be_delayed_is_refused_before_anything_starts(
 ) -> None:
     assert run(["sensitivity", "built-in", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"spantrace: {why}")
+
+
+@pytest.mark.parametrize("option", ["--delay", "--seconds", "--max-slowdown"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_bounds_are_finite(option: str, number: str, capsys: Captured) -> None:
+    assert run(["sensitivity", "built-in", option, number]) == 2
+    said = capsys.readouterr().err
+    assert option in said
+    assert "Traceback" not in said
+
+
+def test_fewer_blocks_than_tell_anything_are_refused(capsys: Captured) -> None:
+    assert run(["sensitivity", "built-in", "--blocks", str(FEWEST_RUNS - 1)]) == 2
+    assert f"is not in the range {FEWEST_RUNS}<=" in capsys.readouterr().err
 
 
 def test_without_names_every_part_of_the_cycle_that_works_is_tried() -> None:

@@ -10,7 +10,7 @@ import click
 from spantrace.cli import making
 from spantrace.cli.cycle_options import cycle_options
 from spantrace.cli.making import force_option, output_option
-from spantrace.cli.options import MOST_CYCLES, directory_option, format_option
+from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,16 +32,16 @@ BUILT_IN = "built-in"
               "(default: every working part of the cycle).")  # fmt: skip
 @click.option("--gpu-span", "gpu_spans", multiple=True, metavar="NAME",
               help="Span before whose launch the GPU is kept busy; may be repeated.")  # fmt: skip
-@click.option("--delay", type=click.FloatRange(0, min_open=True), default=200.0, show_default=True, metavar="US",
+@click.option("--delay", type=FiniteRange(0, min_open=True), default=200.0, show_default=True, metavar="US",
               help="Microseconds by which a cycle is held up, at most 5000.")  # fmt: skip
 @click.option(
     "--cycles", type=click.IntRange(20, MOST_CYCLES), default=100, show_default=True, help="Decode cycles of a window."
 )
-@click.option("--blocks", type=click.IntRange(2, 10_000), default=8, show_default=True,
+@click.option("--blocks", type=click.IntRange(4, 10_000), default=8, show_default=True,
               help="Pairs of windows of each span, one with the delay and one without.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+@click.option("--seconds", type=FiniteRange(0, min_open=True), default=600.0, show_default=True,
               help="Stop after this long.")  # fmt: skip
-@click.option("--max-slowdown", type=click.FloatRange(0, 0.5, min_open=True), default=0.2, show_default=True,
+@click.option("--max-slowdown", type=FiniteRange(0, 0.5, min_open=True), default=0.2, show_default=True,
               metavar="SHARE", help="Refuse a delay that slows the whole down by more.")  # fmt: skip
 @cycle_options
 @output_option
@@ -78,7 +78,8 @@ def _record(target: str, output: Path | None, directory: Path | None, options: d
     from spantrace.experiment import Design
     from spantrace.spans import Track
 
-    aims = [(span, Track.HOST) for span in options["spans"]] + [(span, Track.GPU) for span in options["gpu_spans"]]
+    aims = dict.fromkeys((span, Track.HOST) for span in options["spans"])
+    aims |= dict.fromkeys((span, Track.GPU) for span in options["gpu_spans"])
     same = {name: options[name] for name in ("cycles", "blocks", "seconds")}
     design = Design(tuple(aims), ns=round(options["delay"] * 1e3), slowdown=options["max_slowdown"], **same)
     noted = {"warmup": design.cycles, "cycles": None, "seconds": None, "delay_us": options["delay"]}

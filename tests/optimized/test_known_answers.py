@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from quiet import in_quiet
+from quiet import Blurred, judged
 from small_cycles import SMALL
 
 import optimized
@@ -30,7 +30,13 @@ from spantrace.recording import Recording
 from spantrace.spans import Kind
 
 ROUNDS, CYCLES, CAMPAIGNS = 8, 12, 100
-HELD, DELAY_US = "schedule", 200
+HELD, INSIDE, DELAY_US = "schedule", "draft.input_prep", 200
+LONG_US = 1000
+"""A delay beside which the cycle's own unrest is small."""
+NOTHING = 0.02
+"""Milliseconds, a tenth of the delay: by less the spans behind it are slower for the caches that it leaves cold."""
+ENOUGH = 0.1
+"""Of the delay: an interval of the cycle that reaches no further can be held against a prediction to 15%."""
 PLANTED_MS = 5
 IDLE = "context-kv-cache"
 TINY = replace(SMALL, layers=1, taps=(0,))
@@ -90,7 +96,7 @@ def test_under_a_drift_equal_arms_in_turns_show_nothing_and_one_after_the_other_
     def slower_and_slower(self: Cycle, *arguments: Any) -> Any:
         nonlocal begun
         begun += 1
-        until = time.perf_counter_ns() + 2_000 * begun
+        until = time.perf_counter_ns() + 20_000 * begun
         while time.perf_counter_ns() < until:
             pass
         return postprocess(self, *arguments)
@@ -152,25 +158,51 @@ def test_two_switches_that_save_the_same_work_show_their_interaction(
 def test_the_cycle_moves_as_sensitivity_predicts(capsys: Captured) -> None:
     """Both measure the same cycle, in which a span of its only thread is held up: one by slopes, one by arms."""
     options = [f"--{key}={value}" for key, value in CYCLE.items()]
-    delay = f'delay = {{ "{HELD}" = {DELAY_US} }}'
-    plan = ["repeats = 8", "cycles = 25", "warmup = 5", "[[arm]]", 'name = "held"', delay]
-    asked = [f"--span={HELD}", f"--delay={DELAY_US}", "--cycles=25", "--blocks=20", "--max-slowdown=0.5"]
+    asked = [f"--span={HELD}", f"--delay={LONG_US}", "--cycles=25", "--blocks=20", "--max-slowdown=0.5"]
 
     def measure() -> str:
-        for path in (*Path("campaign").glob("*"), Path("plan.toml")):
-            path.unlink(missing_ok=True)
         assert run(["sensitivity", "built-in", *options, *asked, "--format=json", "--force"]) == 0
         (slope,) = json.loads(capsys.readouterr().out)["sensitivity"]
-        (held,) = (arm for arm in measured(capsys, *plan)["arms"] if arm["name"] == "held")
-        cycle, span = (_difference(held, name) for name in ("cycle", HELD))
-        assert span == pytest.approx(DELAY_US / 1e3, rel=0.1)
-        predicted = slope["slope"]["value"] * DELAY_US / 1e3
-        return "" if cycle == pytest.approx(predicted, rel=0.15) else f"{cycle} ms, {predicted} ms were predicted"
+        held = _held(capsys, HELD, LONG_US)
+        assert _change(held, HELD, "host")["value"] == pytest.approx(LONG_US / 1e3, rel=0.1)
+        moved, predicted = _change(held, "cycle", "host"), slope["slope"]
+        width = max((predicted["high"] - predicted["low"]) / 2, (moved["high"] - moved["low"]) / (2e-3 * LONG_US))
+        if width > ENOUGH:
+            raise Blurred(f"the cycle is known to {width:.0%} of the delay")
+        expected = predicted["value"] * LONG_US / 1e3
+        return "" if moved["value"] == pytest.approx(expected, rel=0.15) else f"{moved}, {expected} ms were predicted"
 
-    in_quiet(measure)
+    judged(measure)
 
 
-def _difference(arm: dict[str, Any], span: str) -> float:
-    """By how many ms an arm changed a span's host time."""
-    effects = (one for one in arm["effects"] if one["quantity"] == {"name": span, "where": "host"})
-    return float(next(effects)["change"]["difference"]["value"])
+@pytest.mark.usefixtures("_in_its_own_place")
+def test_a_delay_inside_a_span_moves_that_one_and_what_encloses_it_and_no_sibling(capsys: Captured) -> None:
+    held = _held(capsys, INSIDE, DELAY_US)
+    assert _change(held, INSIDE, "host")["value"] == pytest.approx(DELAY_US / 1e3, rel=0.1)
+    assert _change(held, "draft.propose", "host")["value"] == pytest.approx(DELAY_US / 1e3, rel=0.25)
+    (found,) = (one for one in held["effects"] if one["quantity"] == {"name": INSIDE, "where": "host"})
+    assert found["adjusted"] < 0.01
+    shown = (one for one in held["effects"] if one["adjusted"] is not None and one["adjusted"] < 0.05)
+    moved = {(one["quantity"]["name"], one["quantity"]["where"]) for one in shown if _ms(one) > NOTHING}
+    assert moved <= {("cycle", "host"), ("draft.propose", "host"), (INSIDE, "host"), ("host waits", "host"),
+                     ("output.wait", "host"), ("itl_ms", "run"), ("tokens_per_s", "run")}  # fmt: skip
+
+
+def _held(capsys: Captured, span: str, us: int) -> dict[str, Any]:
+    """What a campaign says of the arm in which a span is held up."""
+    for path in (*Path("campaign").glob("*"), Path("plan.toml")):
+        path.unlink(missing_ok=True)
+    delay = f'delay = {{ "{span}" = {us} }}'
+    plan = ["repeats = 8", "cycles = 25", "warmup = 5", "[[arm]]", 'name = "held"', delay]
+    (held,) = (arm for arm in measured(capsys, *plan)["arms"] if arm["name"] == "held")
+    return dict(held)
+
+
+def _change(arm: dict[str, Any], name: str, where: str) -> dict[str, float]:
+    """By how many ms an arm changed a quantity, with its interval."""
+    effects = (one for one in arm["effects"] if one["quantity"] == {"name": name, "where": where})
+    return dict(next(effects)["change"]["difference"])
+
+
+def _ms(effect: dict[str, Any]) -> float:
+    return abs(float(effect["change"]["difference"]["value"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import ACCEPTANCE
 from live import wait_until
+from quiet import Blurred, judged
 
 from spantrace.vllm_adapter.load import Load, RunningLoad
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tests.conftest import Cli
 
 SPAN, DELAY_US = "output.update", 200
+LONG_US, ENOUGH = 2000, 0.1
+"""A delay beside which the cycle's own unrest is small, and how well, of it, the cycle must be known to be judged."""
 NOTHING = 0.02
 """Milliseconds, a tenth of the delay: by less the spans behind it are slower for the caches that it leaves cold."""
 LOAD = [sys.executable, str(Path(__file__).with_name("small_load.py")), "{url}", "{model}", "{result}"]
@@ -39,17 +43,22 @@ def ab(cli: Cli, directory: Path, *lines: str, form: str = "json") -> subprocess
     return cli("ab", str(plan), "-o", str(directory / "campaign"), "--format", form, timeout=300)
 
 
-def held(server: CpuServer) -> list[str]:
+def held(server: CpuServer, us: int = DELAY_US) -> list[str]:
     """The lines of a plan that holds a span up in one arm."""
-    arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{SPAN}" = {DELAY_US} }}']
+    arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{SPAN}" = {us} }}']
     return [f'target = ":{server.port}"', "repeats = 8", "cycles = 40", "warmup = 5", *arm]
+
+
+def effects_of_holding(printed: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What a campaign says of its arm `held`, by quantity and where it was measured."""
+    (arm,) = (one for one in json.loads(printed)["arms"] if one["name"] == "held")
+    return {(one["quantity"]["name"], one["quantity"]["where"]): one for one in arm["effects"]}
 
 
 def test_200_us_in_one_span_are_found_there_and_nowhere_else(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
     done = ab(cli, tmp_path, *held(server))
     assert done.returncode == 0, done.stderr
-    (arm,) = (one for one in json.loads(done.stdout)["arms"] if one["name"] == "held")
-    effects = {(one["quantity"]["name"], one["quantity"]["where"]): one for one in arm["effects"]}
+    effects = effects_of_holding(done.stdout)
     found = effects[SPAN, "host"]
     assert found["change"]["difference"]["value"] == pytest.approx(DELAY_US / 1e3, rel=0.1)
     assert found["adjusted"] < 0.01
@@ -60,6 +69,27 @@ def test_200_us_in_one_span_are_found_there_and_nowhere_else(server: CpuServer, 
 def _moved(effect: dict[str, Any]) -> bool:
     shown = effect["adjusted"] is not None and effect["adjusted"] < 0.05
     return shown and abs(effect["change"]["difference"]["value"]) > NOTHING
+
+
+def test_the_cycle_moves_as_sensitivity_predicts(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
+    asked = ("--span", SPAN, "--delay", str(LONG_US), "--max-slowdown", "0.5", "--cycles", "20", "--format", "json")
+
+    def measure() -> str:
+        shutil.rmtree(tmp_path / "campaign", ignore_errors=True)
+        with server.load(1, max_tokens=400):
+            where = ("-o", str(tmp_path / "s.spantrace"), "--force")
+            said = cli("sensitivity", f":{server.port}", *asked, *where, timeout=200)
+        assert said.returncode == 0, said.stderr
+        (predicted,) = (one["slope"] for one in json.loads(said.stdout)["sensitivity"])
+        moved = effects_of_holding(ab(cli, tmp_path, *held(server, LONG_US)).stdout)["cycle", "host"]
+        found = {key: value / LONG_US * 1e3 for key, value in moved["change"]["difference"].items() if key != "n"}
+        width = max(one["high"] - one["low"] for one in (predicted, found)) / 2
+        if width > ENOUGH:
+            raise Blurred(f"the cycle is known to {width:.0%} of the delay")
+        right = found["value"] == pytest.approx(predicted["value"], abs=0.15)
+        return "" if right else f"it took over {found['value']:.2f} of the delay, predicted were {predicted}"
+
+    judged(measure)
 
 
 def test_a_server_that_may_not_be_delayed_is_refused_before_anything_is_measured(
