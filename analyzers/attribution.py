@@ -5,50 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analyzers.conversion import Conversion, conversion
-from analyzers.effects import Effect, change_of, drift, effects, not_enough
+import numpy as np
+
+from analyzers.arms import Arm, Lost, against
+from analyzers.changes import smallest_p_in_rounds
+from analyzers.effects import Effect, change_of
 from analyzers.interactions import Interaction, interaction
-from analyzers.per_cycle import STEADY, chosen_cycles
-from analyzers.quantities import CYCLE, Quantity, Units, in_rounds, units
-from analyzers.statistics import holm
-from spantrace.errors import SpantraceError
+from analyzers.quantities import CYCLE, Quantity, Units, in_rounds, placed, series, units
+from analyzers.statistics import Estimate, Floats, holm, median_estimate
+from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
-from spantrace.switched import KEY, Switched, from_counts, summed
+from spantrace.switched import switched
 
 STOCK = "stock"
 STOCK_AGAIN = "stock again"
 """The A/A arm: the same code as stock, so that whatever differs is noise."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """An arm against stock: the effect on every quantity, its hits, the drift of what it does not touch.
-
-    `ids` are the optimizations that are on and `targets` their spans, `fired` the counts that the recordings have of
-    them and `silent` those that never fired. `not_enough` is a sentence where the runs are too few to show anything,
-    `contended` holds the runs, from 0, that the plan's rule flagged; nothing is left out for it.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    targets: tuple[str, ...]
-    runs: int
-    cycles: int
-    effects: tuple[Effect, ...]
-    fired: tuple[Switched, ...]
-    silent: tuple[str, ...]
-    drift: tuple[Effect, ...]
-    conversion: Conversion | None
-    not_enough: str | None
-    contended: tuple[int, ...]
-
-    def effect(self, quantity: Quantity) -> Effect | None:
-        """What this arm did to a quantity; None if neither side has it."""
-        return next((one for one in self.effects if one.quantity == quantity), None)
-
-    def hits(self, name: str) -> int | None:
-        """How often an optimization fired, None where the recordings do not count it."""
-        return next((one.hits for one in self.fired if one.id == name), None)
+Runs = Mapping[str, Sequence[Recording]]
+Sets = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +38,8 @@ class Optimization:
 class Attribution:
     """All arms of a campaign against stock; `unit` is what is compared: "round", or "run" or "block" without turns.
 
-    `again` is the A/A arm, whose effects are the noise floor; `together` the arm in which all optimizations are on.
+    `again` is the A/A arm, whose effects are the noise floor; `together` the arm in which all optimizations are on, of
+    those that differ in nothing else. `lost` are the arms that cannot be held against stock.
     """
 
     stock: str
@@ -77,6 +51,7 @@ class Attribution:
     together: Arm | None
     optimizations: tuple[Optimization, ...]
     interactions: tuple[Interaction, ...]
+    lost: tuple[Lost, ...] = ()
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name."""
@@ -84,38 +59,49 @@ class Attribution:
 
 
 def attribute(
-    runs: Mapping[str, Sequence[Recording]],
-    sets: Mapping[str, frozenset[str]],
+    runs: Runs,
+    sets: Sets,
     targets: Mapping[str, tuple[str, ...]],
     loads: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
     contended: Mapping[str, Collection[int]] | None = None,
+    *,
+    rounds: Mapping[str, Sequence[int]] | None = None,
+    apart: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Attribution:
     """Attribute what every arm changed to the optimizations that are on in it.
 
-    `runs` are each arm's windows in the order in which they ran, the first of each arm in the first round and so on: 8
-    rounds with a "stock again" arm, which is stock too, show one span among many. `sets` holds the
-    optimizations of each arm (none for stock and "stock again"; an arm that differs in something else has its own name
-    there), `targets` the spans that each is for, `loads` per window what its load saw: "itl_ms", "ttft_ms",
-    "latency_ms", "tokens_per_s", "cached_tokens". Stock is the arm of that name, else the first with an empty set.
+    `runs` are each arm's windows and `rounds` the round in which each ran, from 0; by default one in each round. Only
+    windows of one round are held against each other: 8 rounds with a "stock again" arm, which is stock too, show one
+    span among many. `sets` holds the optimizations of each arm (none for stock and "stock again"), `apart` the arms
+    that differ from stock in something else as well, with the spans that this is for, `targets` the spans that each
+    optimization is for, `loads` per window what its load saw: "itl_ms", "ttft_ms", "latency_ms", "tokens_per_s",
+    "cached_tokens". Stock is the arm of that name, else the first with an empty set, else "stock again".
     """
-    stock = _stock(runs, sets)
+    others = apart or {}
+    stock = _stock(runs, {name: sets.get(name) or frozenset(others.keys() & {name}) for name in runs})
     flagged = {name: tuple(sorted(which)) for name, which in (contended or {}).items()}
-    measured = {name: units(windows, (loads or {}).get(name, ())) for name, windows in runs.items()}
-    for name, values in measured.items():
-        if CYCLE not in values:
-            raise SpantraceError(f"arm {name!r} has no two steady cycles in a row; record it longer, under load")
-    equal = [name for name in (stock, STOCK_AGAIN) if name in measured]
-    sides = {
-        name: in_rounds([measured[one] for one in equal if one != name], values)
-        for name, values in measured.items()
-        if name != stock
+    measured = _in_their_rounds(runs, loads or {}, rounds or {})
+    if CYCLE not in measured[stock]:
+        raise SpantraceError(f"arm {stock!r} has no two steady cycles in a row; record it longer, under load")
+    equal = [name for name in dict.fromkeys((stock, STOCK_AGAIN)) if CYCLE in measured.get(name, {})]
+    sides, lost = _sides(measured, stock, equal, {name for name in runs if not runs[name]})
+    spans = {
+        name: frozenset((*others.get(name, ()), *(span for one in sets.get(name, ()) for span in targets.get(one, ()))))
+        for name in sides
     }
     arms = _drift_tested(
-        _arm(name, runs[name], sets.get(name, frozenset()), targets, *side, flagged) for name, side in sides.items()
+        against(name, runs[name], sets.get(name, frozenset()), spans[name], side, flagged)
+        for name, side in sides.items()
     )
     found = {arm.name: arm for arm in arms}
-    every = tuple(dict.fromkeys(one for arm in arms for one in arm.ids))
-    together = next((arm for arm in arms if len(every) > 1 and set(arm.ids) == set(every)), None)
+    plain = [arm for arm in arms if arm.name not in others]
+    every = {one for name in runs if name not in others for one in sets.get(name, ())}
+    together = next((arm for arm in plain if len(every) > 1 and set(arm.ids) == every), None)
+    joint = [
+        interaction(arm.name, sides[arm.name][0][CYCLE], *(measured[name][CYCLE] for name in (arm.name, *alone)),
+                    enough=all(found[name].enough for name in (arm.name, *alone)))
+        for arm, alone in _joint(plain)
+    ]  # fmt: skip
     return Attribution(
         stock=stock,
         stock_runs=len(runs[stock]),
@@ -124,11 +110,9 @@ def attribute(
         arms=arms,
         again=found.get(STOCK_AGAIN),
         together=together,
-        optimizations=_optimizations(every, arms, together, targets, measured),
-        interactions=tuple(
-            interaction(arm.name, sides[arm.name][0][CYCLE], *(measured[name][CYCLE] for name in (arm.name, *alone)))
-            for arm, alone in _joint(arms)
-        ),
+        optimizations=_optimizations(arms, plain, together, targets, measured),
+        interactions=tuple(one for one in joint if one is not None),
+        lost=lost,
     )
 
 
@@ -141,59 +125,90 @@ def pair(
     """Two sides of a comparison; what every other run of the first one differs from the rest is its noise.
 
     With one run on a side its blocks of cycles are taken in place of runs. `only` names quantities, else it is all.
+    What is switched on in the second side alone are the optimizations of its arm. A side's own medians are over all
+    its cycles, as a comparison's table has them.
     """
     before, after = (
         {key: one for key, one in units(side, blocks=len(side) == 1).items() if not only or key in {CYCLE, *only}}
         for side in (stock, treated)
     )
-    arms = (_arm(names[1], treated, frozenset(), {}, before, after, {}),)
-    halves = [{key: values[side::2] for key, values in before.items()} for side in (0, 1)]
-    again = _arm(STOCK_AGAIN, stock, frozenset(), {}, halves[0], halves[1], {}) if len(before[CYCLE]) > 1 else None
+    on = [{one.id for run in side for one in switched(run.header)} for side in (stock, treated)]
+    arm = against(names[1], treated, on[1] - on[0], frozenset(), (before, after), {})
+    cycles = [[series(run) for run in side] for side in (stock, treated)]
+    arms = (replace(arm, effects=tuple(_over_all_cycles(one, *cycles) for one in arm.effects)),)
+    halves = {key: values[::2] for key, values in before.items()}, {key: values[1::2] for key, values in before.items()}
+    again = against(STOCK_AGAIN, stock, (), frozenset(), halves, {}) if len(before[CYCLE]) > 1 else None
     unit = "block" if 1 in (len(stock), len(treated)) else "run"
     return Attribution(names[0], len(stock), (), unit, arms, again, None, (), ())
 
 
-def _stock(runs: Mapping[str, Sequence[Recording]], sets: Mapping[str, frozenset[str]]) -> str:
-    empty = [name for name in runs if not runs[name]]
-    if empty:
-        raise SpantraceError(f"arm {empty[0]!r} has no recording; finish the campaign, or leave the arm out")
+def _over_all_cycles(effect: Effect, stock: Sequence[Units], treated: Sequence[Units]) -> Effect:
+    change, quantity = effect.change, effect.quantity
+    if change is None or quantity.where == "run":
+        return effect
+    a, b = (_median_of(values, [run[quantity] for run in side if quantity in run])
+            for values, side in ((change.a, stock), (change.b, treated)))  # fmt: skip
+    return replace(effect, change=replace(change, a=a, b=b))
+
+
+def _median_of(known: Estimate, runs: Sequence[Floats]) -> Estimate:
+    """The median over all cycles; its interval is by sectioning in one run, else that of the runs, which holds it."""
+    median = median_estimate(np.concatenate(runs))
+    if median is None or known.low is None or known.high is None:
+        return known if median is None else replace(known, value=median.value)
+    if len(runs) == 1:
+        return median
+    return replace(known, value=median.value, low=min(known.low, median.value), high=max(known.high, median.value))
+
+
+def _stock(runs: Runs, sets: Sets) -> str:
     plain = [name for name in runs if not sets.get(name) and name != STOCK_AGAIN]
-    if STOCK in runs:
-        return STOCK
-    if not plain:
+    if STOCK not in runs and not plain:
         raise SpantraceError("the campaign has no stock arm; add one in which nothing is on")
-    return plain[0]
+    stock = STOCK if STOCK in runs else plain[0]
+    found = next((name for name in (stock, STOCK_AGAIN) if runs.get(name)), None)
+    if found is None:
+        raise SpantraceError(f"arm {stock!r} has no recording; finish the campaign", EXIT_NOT_COMPARABLE)
+    return found
 
 
-def _arm(
-    name: str,
-    runs: Sequence[Recording],
-    ids: frozenset[str],
-    targets: Mapping[str, tuple[str, ...]],
-    stock: Units,
-    treated: Units,
-    flagged: Mapping[str, tuple[int, ...]],
-) -> Arm:
-    spans = frozenset(span for one in ids for span in targets.get(one, ()))
-    found = effects(stock, treated, spans)
-    counted = [from_counts(one) for one in summed(one for run in runs for one in run.header.get(KEY) or [])]
-    fired = tuple(one for one in counted if one.id in ids)
-    silent = tuple(one.id for one in fired if not one.hits)
-    never = bool(ids) and set(silent) == ids
-    return Arm(
-        name=name,
-        ids=tuple(sorted(ids)),
-        targets=tuple(sorted(spans)),
-        runs=len(runs),
-        cycles=sum(int(chosen_cycles(run, STEADY).sum()) for run in runs),
-        effects=found,
-        fired=fired,
-        silent=silent,
-        drift=drift(stock, treated, spans),
-        conversion=conversion(stock, treated, spans, never_fired=never) if spans else None,
-        not_enough=not_enough(found, spans),
-        contended=flagged.get(name, ()),
-    )
+def _in_their_rounds(
+    runs: Runs, loads: Mapping[str, Sequence[Mapping[str, float]]], rounds: Mapping[str, Sequence[int]]
+) -> dict[str, Units]:
+    """Every arm's quantities, each window's value at the place of its round."""
+    where = {name: rounds.get(name, range(len(windows))) for name, windows in runs.items()}
+    count = 1 + max((one for some in where.values() for one in some), default=0)
+    return {name: placed(units(windows, loads.get(name, ())), where[name], count) for name, windows in runs.items()}
+
+
+def _sides(
+    measured: Mapping[str, Units], stock: str, equal: Sequence[str], empty: Collection[str]
+) -> tuple[dict[str, tuple[Units, Units]], tuple[Lost, ...]]:
+    """Stock's values and its own for every arm that has a round in common with stock; and the arms that have none."""
+    sides, lost = {}, []
+    for name, values in measured.items():
+        if name == stock:
+            continue
+        if CYCLE not in values:
+            why = "has no recording" if name in empty else "has no two steady cycles in a row"
+            lost.append(Lost(name, why))
+            continue
+        side = in_rounds(_controls([measured[one] for one in equal if one != name], values), values)
+        if change_of(CYCLE, *side).change is None:
+            lost.append(Lost(name, f"has no round in common with {stock}"))
+        else:
+            sides[name] = side
+    return sides, tuple(lost)
+
+
+def _controls(equal: Sequence[Units], values: Units) -> Sequence[Units]:
+    """Stock and the A/A arm, or stock alone where the A/A arm lacks so many rounds that less could be shown with it."""
+
+    def least_p(some: Sequence[Units]) -> float:
+        whole = ~np.isnan([one[CYCLE] for one in (*some, values)]).any(axis=0)
+        return smallest_p_in_rounds(len(some), int(whole.sum()))
+
+    return min((equal, equal[:1]), key=least_p)
 
 
 def _drift_tested(found: Iterable[Arm]) -> tuple[Arm, ...]:
@@ -204,27 +219,27 @@ def _drift_tested(found: Iterable[Arm]) -> tuple[Arm, ...]:
 
 
 def _optimizations(
-    every: Sequence[str],
     arms: Sequence[Arm],
+    plain: Sequence[Arm],
     together: Arm | None,
     targets: Mapping[str, tuple[str, ...]],
     measured: Mapping[str, Units],
 ) -> tuple[Optimization, ...]:
     without = {}
-    for one in every:
-        rest = set(every) - {one}
-        other = next((arm for arm in arms if rest and set(arm.ids) == rest), None)
-        if together and other:
+    for one in together.ids if together else ():
+        other = next((arm for arm in plain if together and set(arm.ids) == set(together.ids) - {one}), None)
+        if together and other and other.ids:
             without[one] = change_of(CYCLE, *in_rounds([measured[together.name]], measured[other.name]))
-    adjusted = dict(zip(without, holm([effect.change.p for effect in without.values() if effect.change]), strict=True))
+    tested = {one: left for one, left in without.items() if left.change}
+    adjusted = dict(zip(tested, holm([left.change.p for left in tested.values() if left.change]), strict=True))
     return tuple(
         Optimization(
             one,
             tuple(targets.get(one, ())),
-            next((arm for arm in arms if arm.ids == (one,)), None),
-            without[one].with_p(adjusted[one]) if one in without else None,
+            next((arm for arm in plain if arm.ids == (one,)), None),
+            tested[one].with_p(adjusted[one]) if one in tested else None,
         )
-        for one in every
+        for one in dict.fromkeys(one for arm in arms for one in arm.ids)
     )
 
 

@@ -105,7 +105,7 @@ def configuration(recording: Recording) -> dict[str, Value]:
         str(key): value for key, value in (header.get("server") or {}).items() if key not in _NOT_CONFIGURATION
     }
     gpu, host = header.get("gpu") or {}, header.get("host") or {}
-    found |= {"gpu": gpu.get("name"), "driver": gpu.get("driver"), "torch": gpu.get("torch")}
+    found |= {"gpu": gpu.get("name"), "driver": gpu.get("driver"), "torch": gpu.get("torch") or found.get("torch")}
     found |= {"host": host.get("name"), **{key: host.get(key) for key in ("cpu", "cores", "python")}}
     batch = recording.cycles.batch[chosen_cycles(recording, STEADY)]
     found |= {"spantrace": header.get("spantrace"), "batch": _whole(float(np.median(batch))) if len(batch) else None}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from analyzers.changes import Change, change, estimate, middle, middles, resampled
+from analyzers.effects import Effect, level_of_first, resolves
 from analyzers.quantities import BALANCE, CYCLE, Quantity, Units, outermost, total
 from analyzers.statistics import SIGNIFICANT, Estimate, Floats
 
-Verdict = Literal["converted", "partly", "hidden", "not told", "nothing saved", "never fired"]
+Verdict = Literal["converted", "partly", "hidden", "not told", "nothing saved", "never fired", "not enough"]
 Side = Literal["host", "gpu", "elsewhere"]
 WHOLE = 0.9
 """From this part on a saving counts as converted."""
@@ -22,7 +24,8 @@ class Conversion:
     """`saved` is the change of the target spans' sum on `side`, the one on which they saved more, `share` the part of
     it by which the cycle got shorter.
 
-    "not told" is a saving that is smaller than what the cycle's interval can resolve. `hidden_by` is who bound the
+    "not told" is a saving that is smaller than what the cycle's interval can resolve; with "not enough" runs none could
+    be shown. `hidden_by` is who bound the
     cycle instead, where the saving was hidden in part or whole: the host, the GPU, or another process ("elsewhere").
     """
 
@@ -33,18 +36,23 @@ class Conversion:
     hidden_by: Side | None = None
 
 
-def conversion(stock: Units, treated: Units, targets: frozenset[str], *, never_fired: bool = False) -> Conversion:
-    """Compare the saving in the target spans with that of the cycle."""
+def conversion(
+    stock: Units, treated: Units, targets: frozenset[str], found: Sequence[Effect], *, never_fired: bool = False
+) -> Conversion:
+    """Compare the saving in the target spans with that of the cycle; each must be shown among the effects `found`."""
     if never_fired:
         return Conversion("never fired")
+    cycle = next((one for one in found if one.quantity == CYCLE), None)
+    if cycle is None or cycle.change is None or not resolves(found, targets):
+        return Conversion("not enough")
     savings = [_saving(stock, treated, targets, side) for side in ("host", "gpu")]
-    shown = [one for one in savings if one and one.change.p < SIGNIFICANT and one.change.difference.value < 0]
-    cycle = change(stock[CYCLE], treated[CYCLE])
-    if not shown or cycle is None:
+    level = level_of_first(found, targets)
+    shown = [one for one in savings if one and one.change.p < level and one.change.difference.value < 0]
+    if not shown:
         return Conversion("nothing saved")
     most = min(shown, key=lambda one: one.change.difference.value)
     share = _share(stock[CYCLE], treated[CYCLE], most.before, most.after)
-    verdict = _verdict(cycle, most.change, share)
+    verdict = _verdict(cycle.change, most.change, share, shown=cycle.shown)
     hidden = _hidden_by(stock, treated, most.side) if verdict in ("partly", "hidden") else None
     return Conversion(verdict, most.side, most.change, share, hidden)
 
@@ -63,7 +71,7 @@ def _saving(stock: Units, treated: Units, targets: frozenset[str], side: Literal
     before, after = total(stock, names, side), total(treated, names, side)
     if before is None:
         return None
-    after = np.zeros(len(treated[CYCLE])) if after is None else after
+    after = 0 * treated[CYCLE] if after is None else after
     found = change(before, after)
     return None if found is None else _Saving(side, found, before, after)
 
@@ -80,8 +88,8 @@ def _share(cycle: Floats, cycle_after: Floats, spans: Floats, spans_after: Float
     return estimate(value, cycles[usable] / targets[usable], rounds)
 
 
-def _verdict(cycle: Change, spans: Change, share: Estimate) -> Verdict:
-    if cycle.p < SIGNIFICANT and cycle.difference.value < 0:
+def _verdict(cycle: Change, spans: Change, share: Estimate, *, shown: bool) -> Verdict:
+    if shown and cycle.difference.value < 0:
         whole = share.value >= WHOLE or (share.low is not None and share.low <= 1 <= (share.high or 0.0))
         return "converted" if whole else "partly"
     low = cycle.difference.low
@@ -100,4 +108,5 @@ def _hidden_by(stock: Units, treated: Units, side: Side) -> Side:
 def _grown(stock: Units, treated: Units, quantity: Quantity) -> float:
     if quantity not in stock or quantity not in treated:
         return 0.0
-    return float(np.median(treated[quantity]) - np.median(stock[quantity]))
+    grown = change(stock[quantity], treated[quantity])
+    return grown.difference.value if grown else 0.0

@@ -70,21 +70,44 @@ def named_before(quantity: Quantity, targets: frozenset[str]) -> bool:
     return quantity == CYCLE or (quantity.name in targets and quantity.where != "own")
 
 
+def resolves(found: Sequence[Effect], targets: frozenset[str]) -> bool:
+    """Whether the number of runs can show that the cycle or a target span moved."""
+    cycle = next((one.change for one in found if one.quantity == CYCLE), None)
+    return cycle is not None and min(cycle.units) >= FEWEST_RUNS and _can_show(cycle, _first(found, targets))
+
+
 def not_enough(found: Sequence[Effect], targets: frozenset[str]) -> str | None:
     """What the number of runs cannot show, whatever they hold; None where it can show one span among all."""
-    tested = [one for one in found if one.adjusted is not None and one.change is not None]
-    cycle = next((one.change for one in tested if one.change and one.quantity == CYCLE), None)
+    cycle = next((one.change for one in found if one.quantity == CYCLE), None)
     if cycle is None:
         return None
     fewer = min(cycle.units)
     if fewer < FEWEST_RUNS:
         return f"not enough: {fewer} runs an arm can show nothing, at least {FEWEST_RUNS} are needed"
-    first = sum(named_before(one.quantity, targets) for one in tested)
-    needed = {"the cycle and the target spans": first, "one span among all": len(tested) - first}
+    first = _first(found, targets)
+    needed = {"the cycle and the target spans": first, "one span among all": len(_tested(found)) - first}
     for what, count in needed.items():
-        if cycle.least_p * 2 * count >= SIGNIFICANT:
+        if not _can_show(cycle, count):
             return f"not enough: {fewer} runs an arm cannot show {what} ({count} tests), {_enough(cycle, count)} could"
     return None
+
+
+def level_of_first(found: Sequence[Effect], targets: frozenset[str]) -> float:
+    """The p below which the least of the cycle's, the target spans' and the load's differences is shown."""
+    return SIGNIFICANT / (2 * max(_first(found, targets), 1))
+
+
+def _tested(found: Sequence[Effect]) -> list[Effect]:
+    return [one for one in found if one.adjusted is not None and one.change is not None]
+
+
+def _first(found: Sequence[Effect], targets: frozenset[str]) -> int:
+    """How many of the tests share the first half of the 5%."""
+    return sum(named_before(one.quantity, targets) for one in _tested(found))
+
+
+def _can_show(cycle: Change, tests: int) -> bool:
+    return cycle.least_p * 2 * tests < SIGNIFICANT
 
 
 def _enough(cycle: Change, tests: int) -> int:

@@ -9,7 +9,7 @@ from analyzers.attribution import STOCK_AGAIN, Attribution
 from analyzers.changes import Change
 from analyzers.quantities import CYCLE, Quantity
 from analyzers.statistics import Estimate
-from spantrace.errors import SpantraceError
+from spantrace.errors import EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE, SpantraceError
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Range:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether there is a change that lies in the interval of every campaign; None without intervals."""
+        """Whether there is a change that lies in the interval of every campaign; None with fewer than two intervals."""
         found = [one for one in self.changes if one is not None and one.low is not None and one.high is not None]
-        if not found:
+        if len(found) < 2:
             return None
         return max(one.low or 0.0 for one in found) <= min(one.high or 0.0 for one in found)
 
     @property
     def confirmed(self) -> bool | None:
         """Whether the final re-run lies in the range, None where it is not known."""
-        if self.final is None or self.low is None or self.high is None:
+        if self.final is None or self.final.low is None or self.low is None or self.high is None:
             return None
         return self.low <= self.final.value <= self.high
 
@@ -49,6 +49,39 @@ class Envelope:
     campaigns: tuple[str, ...]
     final: str | None
     ranges: tuple[Range, ...]
+
+    @property
+    def treated(self) -> tuple[Range, ...]:
+        """The ranges of the arms that are not stock again, which says nothing of what an optimization does."""
+        return tuple(one for one in self.ranges if one.arm != STOCK_AGAIN)
+
+    @property
+    def outside(self) -> tuple[Range, ...]:
+        """Those in which the final re-run lies outside."""
+        return tuple(one for one in self.treated if one.confirmed is False)
+
+    @property
+    def apart(self) -> tuple[Range, ...]:
+        """Those in which no change lies in all campaigns' intervals."""
+        return tuple(one for one in self.treated if one.agrees is False)
+
+    @property
+    def unknown(self) -> tuple[Range, ...]:
+        """The cycles of which it is not known whether the campaigns agree, or the final re-run confirms them."""
+        cycles = (one for one in self.treated if one.quantity == CYCLE)
+        return tuple(one for one in cycles if (one.confirmed if self.final else one.agrees) is None)
+
+    @property
+    def known(self) -> bool:
+        """Whether that is known of the cycle of any arm."""
+        return len(self.unknown) < sum(one.quantity == CYCLE for one in self.treated)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where the final re-run is not confirmed, 3 where the campaigns differ or nothing is known, else 0."""
+        if self.outside:
+            return EXIT_GATE_FAILED
+        return EXIT_NOT_COMPARABLE if self.apart or not self.known else 0
 
 
 def envelope(campaigns: Mapping[str, Attribution], final: str | None = None) -> Envelope:
@@ -95,7 +128,8 @@ def _range(arm: str, quantity: Quantity, days: Sequence[Attribution], final: Att
 
 
 def _relative(campaign: Attribution, arm: str, quantity: Quantity) -> Estimate | None:
+    """The change in a campaign; None where nothing fired that was on."""
     found = campaign.arm(arm)
-    effect = None if found is None else found.effect(quantity)
+    effect = None if found is None or found.never_fired else found.effect(quantity)
     change: Change | None = None if effect is None else effect.change
     return None if change is None else change.relative

@@ -2,7 +2,8 @@
 
 A quantity is SPAN.host, SPAN.gpu, SPAN.own, cycle, itl, ttft, latency, tokens_per_s, cached_tokens or acceptance. A
 bound is `-4%` (of change against base), `10% of base`, `1.60 ms`, `3.00`, `3.00 +- 0.01`, `base`, `base + block` (a
-constant of the file), `base +- 1%`. Base is the stock arm.
+constant of the file), `base +- 1%`. A +- without a unit has that of its bound: `itl == 5% +- 0.1` is from 4.9% to
+5.1%. Base is the stock arm.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Literal
 
 from analyzers.quantities import ACCEPTANCE, PARENTS, Quantity
@@ -54,6 +55,17 @@ class Check:
         """Whether no point of an interval lies in the region."""
         return (high <= self.low or self.high <= low) if self.open else (high < self.low or self.high < low)
 
+    def excludes(self, other: Check) -> bool:
+        """Whether the regions of two checks of one figure of one quantity have no point in common."""
+        same = (self.quantity, self.figure) == (other.quantity, other.figure)
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return same and (low > high or (low == high and (self.open or other.open)))
+
+    @property
+    def allows_base(self) -> bool:
+        """Whether an inequality allows base as it is, or all that is beyond it: then it asks for no change."""
+        return self.within is None and self.figure != "value" and self.low <= 0 <= self.high
+
     @property
     def counted(self) -> bool:
         """Whether the quantity is a count or a rate, not a time."""
@@ -77,6 +89,8 @@ def parse_check(text: str, constants: Mapping[str, float]) -> Check:
     quantity = _quantity(text, found[1])
     figure, value = _figure(text, quantity, bound, constants)
     within = _within(text, found[2], figure, bound)
+    if not (isfinite(value) and isfinite(within or 0.0)):
+        raise SpantraceError(f"gate {text!r} is impossible: its bound is no finite number")
     check = Check(quantity, figure, *_region(found[2], value, within or 0.0), open=found[2] in "<>", within=within)
     _refuse_vain(text, check)
     return check
@@ -150,7 +164,7 @@ def _within(text: str, comparison: str, figure: Figure, bound: re.Match[str]) ->
     value, unit = float(bound["within"]), bound["within_unit"]
     if value < 0:
         raise SpantraceError(f"gate {text!r} is impossible: nothing lies within {bound['within']} of a value")
-    if unit == "%" and figure != "relative":
+    if unit is not None and (unit == "%") != (figure == "relative"):
         raise SpantraceError(f"gate {text!r} mixes units; write the +- in the unit of the bound")
     return value / 100 if figure == "relative" else value * _MS[unit or bound["unit"] or ""]
 

@@ -4,16 +4,23 @@ A file of gates is TOML; what a check may say is told in `analyzers.gate_languag
 
     gates = ["target.metadata.host <= 10% of base", {check = "itl < -4%", arm = "all"}]
     constants = {block = 528}
+
+The figure's whole 95% interval decides: PASS where it lies in the region, FAIL where it lies outside, INCONCLUSIVE
+where it holds the bound. A gate that asks for a change smaller than equal code shows in the A/A arm is INCONCLUSIVE
+too. One that allows base as it is (`cycle <= base`, `<= 100% of base`, `< 0%`, `<= 5%`: no regression) asks for none,
+so that its interval alone decides.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import isfinite
 
-from analyzers.attribution import STOCK, STOCK_AGAIN, Arm, Attribution
+from analyzers.arms import Arm, Lost
+from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution
 from analyzers.changes import Change
 from analyzers.gate_language import Check, parse_check
 from analyzers.statistics import FEWEST_RUNS, Estimate
@@ -63,6 +70,8 @@ def parse(text: str) -> Gates:
     given = checked(parse_toml(text, "the gates file"), {"gates": list, "constants": dict}, "the gates file")
     constants = given.get("constants", {})
     checked(constants, dict.fromkeys(constants, float), "the constants of the gates file")
+    if endless := [name for name, value in constants.items() if not isfinite(value)]:
+        raise SpantraceError(f"constant {endless[0]!r} of the gates file is no finite number")
     gates = tuple(_gate(one, number, constants) for number, one in enumerate(given.get("gates", []), start=1))
     if not gates:
         raise SpantraceError('the gates file holds no gate; write gates = ["cycle < -4%"]')
@@ -81,23 +90,18 @@ def _gate(one: object, number: int, constants: dict[str, float]) -> Gate:
 def _refuse_contradictions(gates: Sequence[Gate]) -> None:
     for index, one in enumerate(gates):
         for other in gates[:index]:
-            same = (one.arm, one.check.quantity, one.check.figure) == (
-                other.arm,
-                other.check.quantity,
-                other.check.figure,
-            )
-            if same and (one.check.low > other.check.high or other.check.low > one.check.high):
+            if one.arm == other.arm and one.check.excludes(other.check):
                 raise SpantraceError(f"gates {other.text!r} and {one.text!r} are impossible together")
 
 
 def check_arms(gates: Gates, arms: Sequence[str]) -> None:
-    """Raise SpantraceError where a gate names no arm of the plan; call it before the first arm."""
-    for gate in gates.gates:
-        _arm_of(gate, arms)
-
-
-def _arm_of(gate: Gate, arms: Sequence[str]) -> str:
+    """Raise SpantraceError where a gate names no arm of the plan, or no run of its arm can pass all its gates; call it
+    before the first arm."""
     treated = [name for name in arms if name not in (STOCK, STOCK_AGAIN)]
+    _refuse_contradictions([replace(gate, arm=_arm_of(gate, treated)) for gate in gates.gates])
+
+
+def _arm_of(gate: Gate, treated: Sequence[str]) -> str:
     if gate.arm is not None:
         if gate.arm not in treated:
             raise SpantraceError(f"gate {gate.text!r} is for arm {gate.arm!r}; the arms are {', '.join(treated)}")
@@ -110,9 +114,9 @@ def _arm_of(gate: Gate, arms: Sequence[str]) -> str:
 
 def judge(gates: Gates, found: Attribution) -> tuple[Judged, ...]:
     """Judge every gate on the whole interval of its figure, and on what the A/A arm shows to be noise."""
-    names = [arm.name for arm in found.arms]
-    chosen = [(gate, _arm_of(gate, names)) for gate in gates.gates]
-    arms = {arm.name: arm for arm in found.arms}
+    arms: dict[str, Arm | Lost] = {arm.name: arm for arm in found.arms if arm is not found.again}
+    arms |= {lost.name: lost for lost in found.lost if lost.name not in (STOCK, STOCK_AGAIN)}
+    chosen = [(gate, _arm_of(gate, list(arms))) for gate in gates.gates]
     return tuple(Judged(gate, name, *_judge(gate.check, arms[name], found.again)) for gate, name in chosen)
 
 
@@ -124,9 +128,11 @@ def exit_code(judged: Sequence[Judged]) -> int:
     return EXIT_NOT_COMPARABLE if Outcome.INCONCLUSIVE in outcomes else 0
 
 
-def _judge(check: Check, arm: Arm, again: Arm | None) -> tuple[Outcome, str]:
+def _judge(check: Check, arm: Arm | Lost, again: Arm | None) -> tuple[Outcome, str]:
     unclear = Outcome.INCONCLUSIVE
-    if arm.ids and set(arm.silent) == set(arm.ids):
+    if isinstance(arm, Lost):
+        return unclear, f"{arm.name} {arm.why}"
+    if arm.never_fired:
         return unclear, f"{' and '.join(arm.silent)} never fired"
     change = _change(check, arm)
     if change is None:
@@ -140,7 +146,7 @@ def _judge(check: Check, arm: Arm, again: Arm | None) -> tuple[Outcome, str]:
     if figure.low is None or figure.high is None:
         return unclear, f"{shown}: not enough, {figure.n} runs an arm give no interval, {FEWEST_RUNS} are needed"
     noise = _noise(check, figure, again)
-    if noise is not None and (width := _width(check, figure)) < noise:
+    if not check.allows_base and noise is not None and (width := _width(check, figure)) < noise:
         return unclear, f"{shown}: {_narrow(check, width)} is less than the A/A interval, +-{_written(check, noise)}"
     note = "" if noise is not None else ", no A/A to hold it against"
     if check.holds(figure.low, figure.high):

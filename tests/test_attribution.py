@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from campaigns import campaign
 from recordings import NEMOTRON_HOST, QWEN3_GPU, QWEN3_HOST, make_recording
 
 from analyzers.attribution import STOCK, STOCK_AGAIN, Arm, Attribution, attribute, pair
 from analyzers.changes import Change
-from analyzers.quantities import CYCLE, Quantity, outermost, units, untouched
+from analyzers.quantities import CYCLE, Quantity, outermost, series, units, untouched
 from spantrace.errors import SpantraceError
 from spantrace.recording import Recording
 from spantrace.spans import PARENT, WAITS
@@ -248,8 +249,112 @@ def test_a_campaign_without_stock_or_recordings_is_an_error() -> None:
     runs = campaign({STOCK: {}, "fix": {}}, windows=2, cycles=20)
     with pytest.raises(SpantraceError, match="no stock arm"):
         attribute({"fix": runs["fix"]}, {"fix": frozenset({"fix"})}, {})
-    with pytest.raises(SpantraceError, match="'fix' has no recording"):
-        attribute({**runs, "fix": []}, {}, {})
+    with pytest.raises(SpantraceError, match="'stock' has no recording") as caught:
+        attribute({**runs, STOCK: []}, {}, {})
+    assert caught.value.exit_code == 3
+
+
+def test_a_missing_window_leaves_out_its_round_and_shifts_no_other() -> None:
+    """Without the place of its round every later window would be held against one that ran a round earlier."""
+    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: STOCK_MS - 0.4}, "half": {METADATA: STOCK_MS - 0.2}}
+    sets = {"fix": frozenset({"fix", "half"}), "half": frozenset({"half"}), "again": frozenset({"fix"})}
+    runs = campaign({**arms, "again": {METADATA: STOCK_MS - 0.2}}, cycles=40, drift=0.5, seed=12)
+    loads = {name: [{"itl_ms": 5.0 + index} for index in range(8)] for name in runs}
+    of_seven = {name: some[1:] for name, some in runs.items()}, {name: some[1:] for name, some in loads.items()}
+    targets = {"fix": (METADATA,), "half": (METADATA,)}
+    whole = attribute(of_seven[0], sets, targets, of_seven[1])
+    one_less = {**runs, "fix": runs["fix"][1:]}, {**loads, "fix": loads["fix"][1:]}
+    found = attribute(one_less[0], sets, targets, one_less[1], rounds={"fix": range(1, 8)})
+    first, second = arm_of(whole, "fix"), arm_of(found, "fix")
+    assert (first.effects, first.conversion, first.not_enough) == (second.effects, second.conversion, second.not_enough)
+    assert [one.change for one in first.drift] == [one.change for one in second.drift]
+    assert change_of(arm_of(found, "half"), CYCLE).rounds == 8
+    assert found.interactions == whole.interactions
+
+
+def test_a_missing_window_saved_nothing_of_a_span_that_the_fix_removes() -> None:
+    with_it = {"draft.metadata": 0.5}
+    runs = campaign({STOCK: with_it, STOCK_AGAIN: with_it, "fix": {}}, cycles=40, seed=17)
+    of_seven = {name: some[1:] for name, some in runs.items()}
+    sets, targets = {"fix": frozenset({"fix"})}, {"fix": ("draft.metadata",)}
+    found = attribute({**runs, "fix": runs["fix"][1:]}, sets, targets, rounds={"fix": range(1, 8)})
+    one = arm_of(found, "fix").conversion
+    assert one is not None
+    assert one.saved is not None
+    assert (one.verdict, one.saved.rounds) == ("converted", 7)
+    assert one == arm_of(attribute(of_seven, sets, targets), "fix").conversion
+
+
+@pytest.mark.parametrize(("left", "rounds", "runs_of_stock"), [(7, 7, 14), (2, 8, 8)])
+def test_an_a_a_arm_that_failed_in_most_rounds_takes_none_from_the_others(
+    left: int, rounds: int, runs_of_stock: int
+) -> None:
+    runs = campaign({STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: STOCK_MS - 0.5}}, cycles=20, seed=18)
+    runs[STOCK_AGAIN] = runs[STOCK_AGAIN][:left]
+    cycle = change_of(arm_of(attribute(runs, {"fix": frozenset({"fix"})}, {}), "fix"), CYCLE)
+    assert (cycle.rounds, cycle.units) == (rounds, (runs_of_stock, rounds))
+
+
+def test_drift_is_no_difference_where_a_window_is_missing() -> None:
+    declared = 0
+    for seed in range(10):
+        runs = campaign({STOCK: {}, STOCK_AGAIN: {}, "same": {}}, cycles=40, drift=0.5, seed=seed, kernels=None)
+        runs["same"] = runs["same"][1:]
+        same = arm_of(attribute(runs, {"same": frozenset({"same"})}, {}, rounds={"same": range(1, 8)}), "same")
+        declared += bool(moved(same))
+    assert declared <= 2
+
+
+def test_an_arm_that_cannot_be_held_against_stock_is_told_and_the_others_are_judged() -> None:
+    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: STOCK_MS - 0.5}, "dead": {}, "late": {}, "short": {}}
+    runs = campaign(arms, cycles=20, seed=13)
+    runs |= {STOCK: runs[STOCK][:7], "dead": [], "late": runs["late"][7:], "short": [make_recording(cycles=1)] * 8}
+    found = attribute(runs, {name: frozenset({name}) for name in list(arms)[2:]}, {}, rounds={"late": [7]})
+    assert {one.name: one.why for one in found.lost} == {
+        "dead": "has no recording",
+        "late": "has no round in common with stock",
+        "short": "has no two steady cycles in a row",
+    }
+    assert [arm.name for arm in found.arms] == [STOCK_AGAIN, "fix"]
+    assert arm_of(found, "fix").effect(CYCLE) is not None
+
+
+def test_stock_again_stands_in_for_a_stock_that_failed_wholly() -> None:
+    runs = campaign({STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: STOCK_MS - 0.5}}, cycles=20, seed=14)
+    found = attribute({**runs, STOCK: []}, {"fix": frozenset({"fix"})}, {})
+    assert (found.stock, found.again, [one.name for one in found.lost]) == (STOCK_AGAIN, None, [STOCK])
+    assert change_of(arm_of(found, "fix"), CYCLE).difference.value == pytest.approx(-0.5, abs=0.2)
+
+
+def test_an_arm_that_differs_otherwise_too_keeps_its_optimizations_apart_from_that() -> None:
+    arms = {STOCK: {}, STOCK_AGAIN: {}, "env": {}, "a with env": {}, "all with env": {}}
+    arms |= {"a": {"sample": 0.7}, "b": {"postprocess": 0.5}, "all": {"sample": 0.7, "postprocess": 0.5}}
+    on = {"a": ("a",), "b": ("b",), "all": ("a", "b"), "a with env": ("a",), "all with env": ("a", "b", "c")}
+    runs = campaign(arms, on=on, seed=15, cycles=40)
+    for run in runs["a with env"]:
+        run.header["optimizations"][0]["hits"] = 0
+    sets = {name: frozenset(on.get(name, ())) for name in arms}
+    apart = {"env": (), "a with env": ("schedule",), "all with env": ()}
+    found = attribute(runs, sets, {"a": ("sample",)}, apart=apart)
+    silent = arm_of(found, "a with env")
+    assert (silent.ids, silent.silent, silent.never_fired) == (("a",), ("a",), True)
+    assert silent.targets == ("sample", "schedule")
+    assert (arm_of(found, "env").ids, arm_of(found, "env").never_fired) == ((), False)
+    assert found.together is found.arm("all")
+    alone = {one.id: one.alone and one.alone.name for one in found.optimizations}
+    assert alone == {"a": "a", "b": "b", "c": None}
+    assert {one.id for one in found.optimizations if one.left_out} == {"a", "b"}
+    assert [one.arm for one in found.interactions] == ["all"]
+
+
+def test_with_too_few_rounds_nothing_converted_and_nothing_overlaps() -> None:
+    arms = {STOCK: {}, "one": {METADATA: STOCK_MS - 0.8}, "two": {METADATA: STOCK_MS - 0.6}}
+    runs = campaign({**arms, "all": {METADATA: STOCK_MS - 0.9}}, windows=4, seed=16, cycles=40)
+    sets = {"one": frozenset({"one"}), "two": frozenset({"two"}), "all": frozenset({"one", "two"})}
+    found = attribute(runs, sets, {"one": (METADATA,), "two": (METADATA,)})
+    assert {arm.conversion.verdict for arm in found.arms if arm.conversion} == {"not enough"}
+    assert found.interactions[0].interaction.excludes_zero
+    assert not found.interactions[0].shown
 
 
 def test_two_sides_take_their_noise_from_the_halves_of_a() -> None:
@@ -259,6 +364,8 @@ def test_two_sides_take_their_noise_from_the_halves_of_a() -> None:
     assert found.again is not None
     assert change_of(found.again, CYCLE).units == (4, 4)
     assert change_of(found.arms[0], CYCLE).difference.value == pytest.approx(-0.5, abs=0.1)
+    every = [value for run in runs["fix"] for value in series(run)[CYCLE] if value == value]
+    assert change_of(found.arms[0], CYCLE).b.value == pytest.approx(np.median(every))
     one = pair(runs[STOCK][:1], runs["fix"][:1])
     assert one.unit == "block"
     assert change_of(one.arms[0], CYCLE).units == (9, 9)  # 99 periods are 9 blocks of 10 or more

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from campaigns import campaign
+from campaigns import campaign, counts
 from recordings import NEMOTRON_HOST, make_recording
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution, attribute
 from analyzers.gates import judge, parse
 from spantrace.cli.attributing import attribution_document
 from spantrace.cli.main import run
-from spantrace.cli.plotting import plot
+from spantrace.cli.plotting import check_picture, plot
 from spantrace.errors import SpantraceError
 from spantrace.recording import Recording
 from spantrace.tables import Document, markdown, to_csv, to_json
@@ -98,7 +98,8 @@ def test_every_missed_gate_has_a_line_for_its_disposition(document: Document) ->
     assert "PASS  cycle < -5%  in all: -1" in shown
     assert "FAIL  target.metadata.host <= 10% of base  in all: -3" in shown
     assert "INCONCLUSIVE  cycle < -0.01%  in all" in shown
-    assert shown.count("disposition: ____") == 2
+    assert len(re.findall(r"^disposition +____$", shown, re.MULTILINE)) == 2
+    assert markdown(document).count("- disposition: ____\n") == 2
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -116,6 +117,7 @@ def test_json_has_every_span_of_every_arm_once(document: Document, found: Attrib
     assert (data["again"], data["together"], data["unit"]) == (STOCK_AGAIN, "all", "round")
     assert [gate["outcome"] for gate in data["gates"]] == ["pass", "fail", "inconclusive", "pass"]
     assert data["optimizations"][0]["alone"] == "faster"
+    assert {gate["disposition"] for gate in data["gates"]} == {None}
 
 
 def test_csv_and_markdown(document: Document) -> None:
@@ -133,6 +135,30 @@ def test_too_few_runs_are_the_verdict(runs: dict[str, list[Recording]]) -> None:
     assert "at least 4 are needed" in shown
 
 
+def test_too_few_runs_claim_nothing(runs: dict[str, list[Recording]]) -> None:
+    sets = {name: frozenset(on) for name, on in SETS.items()} | {"idle": frozenset({"faster", "idle"})}
+    targets = {"faster": (METADATA,), "other": (METADATA,)}
+    few = attribution_document(attribute({name: some[:3] for name, some in runs.items()}, sets, targets))
+    cells = [row.cells for row in few.table.rows]
+    assert {one.get("converted") for one in cells} <= {None, "A/A", "too few", "never fired"}
+    assert {one.get("without") for one in cells} <= {None, "~"}
+    assert any(one.get("left_out") for one in cells)
+    assert "they" not in " ".join(part for fact in few.facts if fact.label == "interaction" for part in fact.parts)
+
+
+def test_an_arm_that_failed_wholly_has_a_row_and_an_entry(runs: dict[str, list[Recording]]) -> None:
+    sets = {name: frozenset(on) for name, on in SETS.items()}
+    found = attribute({**runs, "all": []}, sets, {})
+    document = attribution_document(found, judge(parse(GATES), found))
+    shown = text(document, 120)
+    assert "6 arms | 0 to 8 runs each" in shown
+    assert re.search(r"^all +- +- +failed +has no recording", shown, re.MULTILINE)
+    assert "INCONCLUSIVE  cycle < -5%  in all: all has no recording" in shown
+    assert json.loads(to_json(document))["lost"] == [{"name": "all", "why": "has no recording"}]
+    nothing = attribute({STOCK: runs[STOCK], "all": []}, sets, {})
+    assert text(attribution_document(nothing)).count("NOTHING TO COMPARE") == 1
+
+
 def test_a_plot_shows_the_arms(found: Attribution, runs: dict[str, list[Recording]], tmp_path: Path) -> None:
     plot(found, runs, tmp_path / "arms.png")
     assert (tmp_path / "arms.png").read_bytes().startswith(b"\x89PNG")
@@ -140,6 +166,23 @@ def test_a_plot_shows_the_arms(found: Attribution, runs: dict[str, list[Recordin
         plot(found, runs, tmp_path / "nowhere" / "arms.png")
     with pytest.raises(SpantraceError, match="cannot draw into"):
         plot(found, runs, tmp_path / "arms.nonsense")
+    plot(found, {**runs, "idle": [make_recording(cycles=1)], "all": []}, tmp_path / "arms.png")
+
+
+@pytest.mark.parametrize("name", ["arms.png", "arms.PDF", "arms.svg", "arms.jpg"])
+def test_a_picture_may_be_drawn_and_drawn_over(
+    found: Attribution, runs: dict[str, list[Recording]], tmp_path: Path, name: str
+) -> None:
+    check_picture(tmp_path / name)
+    plot(found, runs, tmp_path / name)
+    check_picture(tmp_path / name)
+
+
+def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.png").write_text("a,b\n1,2\n")
+    for name, why in (("arms.csv", "suffix"), ("no/arms.png", "no folder"), ("data.png", "is there and no picture")):
+        with pytest.raises(SpantraceError, match=why):
+            check_picture(tmp_path / name)
 
 
 def test_without_matplotlib_the_plot_says_what_to_install(
@@ -179,6 +222,33 @@ def test_compare_judges_gates(
     data = json.loads(capsys.readouterr().out)
     assert data["gates"][-1]["outcome"] == word.lower()
     assert len(data["gates_sha256"]) == 64
+
+
+def test_the_value_of_a_gate_is_the_value_of_the_table(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "gates.toml").write_text("gates = ['cycle < 100 ms', 'target.metadata.host <= 1.60 ms']")
+    assert run(["compare", *map(str, sides), "--gate", str(tmp_path / "gates.toml"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    for gate, span in zip(data["gates"], ("cycle", METADATA), strict=True):
+        row = next(row for row in data["rows"] if (row["name"], row["track"]) == (span, "host"))
+        low, high = row["b"]["low"], row["b"]["high"]
+        assert gate["reason"].startswith(f"{row['b']['value']:.3f} ms (95% interval {low:.3f} ms .. {high:.3f} ms)")
+
+
+def test_a_recording_called_stock_can_be_b(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "gates.toml").write_text("gates = ['cycle < -20%']")
+    backwards = [str(side) for side in reversed(sides)]
+    assert run(["compare", *backwards, "--gate", str(tmp_path / "gates.toml")]) == 1
+
+
+def test_a_switch_of_b_that_never_fired_passes_no_gate(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    make_recording(seed=3, optimizations=[counts("idle", 0)]).save(sides[1])
+    (tmp_path / "gates.toml").write_text("gates = ['cycle < 1000 ms']")
+    assert run(["compare", *map(str, sides), "--gate", str(tmp_path / "gates.toml")]) == 3
+    assert "INCONCLUSIVE  cycle < 1000 ms  in fixed: idle never fired" in capsys.readouterr().out
 
 
 def test_a_wrong_gates_file_is_one_sentence_before_anything_is_printed(

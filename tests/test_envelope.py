@@ -12,14 +12,15 @@ from analyzers.quantities import CYCLE, Quantity
 from spantrace.cli.combining import envelope_document
 from spantrace.errors import SpantraceError
 from spantrace.tables import markdown
+from spantrace.terminal import lines
 
 METADATA = "target.metadata"
 
 
-def day(seed: int, saved_ms: float = 1.0) -> Attribution:
-    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: NEMOTRON_HOST[METADATA] - saved_ms}}
-    runs = campaign(arms, seed=seed, cycles=60, kernels=None)
-    return attribute(runs, {"fix": frozenset({"fix"})}, {"fix": (METADATA,)})
+def day(seed: int, saved_ms: float = 1.0, *, windows: int = 8, fix: str = "fix", hits: int = 9) -> Attribution:
+    arms = {STOCK: {}, STOCK_AGAIN: {}, fix: {METADATA: NEMOTRON_HOST[METADATA] - saved_ms}}
+    runs = campaign(arms, seed=seed, cycles=60, kernels=None, windows=windows, on={fix: (fix,)}, hits={fix: hits})
+    return attribute(runs, {fix: frozenset({fix})}, {fix: (METADATA,)})
 
 
 def of(ranges: tuple[Range, ...], arm: str, quantity: Quantity) -> Range:
@@ -54,6 +55,43 @@ def test_the_final_re_run_has_a_column_of_its_own() -> None:
     assert text.startswith("**CONFIRMED.**")
     outside = markdown(envelope_document(envelope({"one": day(1), "final": day(4, saved_ms=2.0)}, "final")))
     assert outside.startswith("**NOT CONFIRMED.** The final re-run lies outside the envelope in cycle of fix")
+
+
+def test_what_is_not_known_is_neither_confirmed_nor_agreed() -> None:
+    few, other, one = day(1, windows=2), day(2, fix="other"), day(1)
+    for found in (
+        envelope({"one": few, "two": day(2, windows=2)}),
+        envelope({"one": one, "two": other}),
+        envelope({"one": one}),
+        envelope({"one": one, "two": day(2, hits=0)}),
+        envelope({"one": few, "final": day(4)}, "final"),
+        envelope({"one": one, "final": few}, "final"),
+        envelope({"one": one, "final": other}, "final"),
+    ):
+        document = envelope_document(found)
+        assert document.headline is not None
+        assert (document.headline.word, found.exit_code) == ("NOT KNOWN", 3)
+        cycles = {row.cells["arm"]: row.cells["remark"] for row in document.table.rows if not row.label.startswith(" ")}
+        assert {remark for arm, remark in cycles.items() if arm != STOCK_AGAIN} == {"not known"}
+
+
+def test_the_exit_code_says_what_the_headline_says() -> None:
+    assert envelope({"one": day(1), "two": day(2)}).exit_code == 0
+    assert envelope({"one": day(1), "two": day(2, saved_ms=0.2)}).exit_code == 3
+    assert envelope({"one": day(1), "final": day(4)}, "final").exit_code == 0
+    assert envelope({"one": day(1), "final": day(4, saved_ms=2.0)}, "final").exit_code == 1
+
+
+@pytest.mark.parametrize("days", [2, 9])
+def test_it_fits_80_columns_whatever_the_campaigns_are_called(days: int) -> None:
+    first, final = day(1), day(2, saved_ms=2)
+    names = [f"campaigns/of/a/long/name/{number}" for number in range(days)]
+    found = envelope({**dict.fromkeys(names, first), "a/long/name/final": final}, "a/long/name/final")
+    shown = [line.plain for line in lines(envelope_document(found), 80, bars=False, cut=True)]
+    assert max(map(len, shown)) <= 80
+    assert f"day 1 is {names[0]}" in shown
+    row = next(line for line in shown if line.startswith("fix "))
+    assert row.rstrip().endswith("outside")
 
 
 def test_a_final_campaign_alone_is_nothing_to_combine() -> None:

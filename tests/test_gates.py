@@ -17,10 +17,11 @@ PASS, FAIL, UNCLEAR = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
 @pytest.fixture(scope="module")
 def found() -> Attribution:
     """A fix that takes target.metadata from 2.75 ms to 0.25, the cycle from 7.2 to 4.7, and caches 528 tokens more."""
-    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: 0.25}, "idle": {}}
+    arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: 0.25}, "idle": {}, "same": {}, "dead": {}}
     runs = campaign(arms, on={"fix": ("fix",), "idle": ("idle",)}, hits={"fix": 9, "idle": 0}, kernels=None)
-    cached = {name: [{"cached_tokens": 1000.0 + 528 * (name == "fix")}] * 8 for name in arms}
-    return attribute(runs, {name: frozenset({name}) for name in ("fix", "idle")}, {"fix": (METADATA,)}, cached)
+    cached = {name: [{"cached_tokens": 1000.0 + 528 * (name == "fix")}] * 8 for name in arms if name != "dead"}
+    sets = {name: frozenset({name}) for name in ("fix", "idle", "same", "dead")}
+    return attribute({**runs, "dead": []}, sets, {"fix": (METADATA,)}, cached)
 
 
 def outcome(found: Attribution, check: str, arm: str = "fix") -> tuple[Outcome, str]:
@@ -47,6 +48,12 @@ def outcome(found: Attribution, check: str, arm: str = "fix") -> tuple[Outcome, 
         ("cached_tokens == base + block", PASS),
         ("cached_tokens == base", FAIL),
         ("cached_tokens == 1528", PASS),
+        ("cycle <= base", PASS),
+        ("cycle <= 100% of base", PASS),
+        ("cycle < 0%", PASS),
+        ("cycle <= 100.1% of base", PASS),
+        ("cycle >= base", FAIL),
+        ("cycle > 0%", FAIL),
     ],
 )
 def test_what_a_fix_passes_and_fails(found: Attribution, check: str, expected: Outcome) -> None:
@@ -58,6 +65,18 @@ def test_a_gate_narrower_than_the_noise_is_inconclusive(found: Attribution) -> N
     assert what is UNCLEAR
     assert "less than the A/A interval" in reason
     assert outcome(found, "sample.host == base +- 0.01%")[0] is UNCLEAR
+
+
+@pytest.mark.parametrize("check", ["cycle <= base", "cycle < 0%", "cycle >= 100% of base"])
+def test_equal_code_neither_passes_nor_fails_a_bound_at_base(found: Attribution, check: str) -> None:
+    what, reason = outcome(found, check, "same")
+    assert (what, "the interval holds the bound" in reason) == (UNCLEAR, True)
+
+
+def test_a_tolerance_without_a_unit_has_that_of_its_bound(found: Attribution) -> None:
+    check = parse("gates = ['itl == 5% +- 0.1']").gates[0].check
+    assert (check.low, check.high) == (pytest.approx(0.049), pytest.approx(0.051))
+    assert "+-0.1%" in outcome(found, "sample.host == 5% +- 0.1")[1].replace("0.10%", "0.1%")
 
 
 def test_an_interval_that_holds_the_bound_is_inconclusive(found: Attribution) -> None:
@@ -76,6 +95,7 @@ def test_an_interval_that_holds_the_bound_is_inconclusive(found: Attribution) ->
         ("cycle < -4%", "idle", "idle never fired"),
         ("itl < -4%", "fix", "itl_ms has no value in any arm"),
         ("target.forward.gpu < -4%", "fix", "has no value"),
+        ("cycle < -4%", "dead", "dead has no recording"),
     ],
 )
 def test_what_was_not_measured_is_inconclusive(found: Attribution, check: str, arm: str, reason: str) -> None:
@@ -124,6 +144,8 @@ def test_exit_codes(found: Attribution) -> None:
         ("cached_tokens == base + blok", "'blok', which is none of the file's constants"),
         ("cycle is fine", "cannot be read; write it as"),
         ("cycle < base 4%", "cannot be read"),
+        ("itl == 5% +- 0.1 ms", "mixes units"),
+        (f"cycle < {'9' * 400} ms", "its bound is no finite number"),
     ],
 )
 def test_an_impossible_gate_is_one_sentence(check: str, sentence: str) -> None:
@@ -145,6 +167,16 @@ def test_an_impossible_gate_is_one_sentence(check: str, sentence: str) -> None:
         ("gates = [", "is no TOML"),
         ('gates = ["cycle < -4%"]\nconstants = {block = "big"}', "must be a number"),
         ('gates = ["cycle < 5 ms", "cycle > 6 ms"]', "are impossible together"),
+        ('gates = ["cycle < 5 ms", "cycle > 5 ms"]', "are impossible together"),
+        ('gates = ["cycle == 5 ms", "cycle < 5 ms"]', "are impossible together"),
+        (
+            'gates = ["cycle < -4%"]\nconstants = {block = nan}',
+            "constant 'block' of the gates file is no finite number",
+        ),
+        (
+            'gates = ["cycle < -4%"]\nconstants = {block = inf}',
+            "constant 'block' of the gates file is no finite number",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_sentence(text: str, sentence: str) -> None:
@@ -162,6 +194,14 @@ def test_gates_are_for_arms_that_the_plan_has() -> None:
         check_arms(plain, [STOCK, "a", "b"])
     with pytest.raises(SpantraceError, match="is for arm 'b'; the arms are a"):
         check_arms(named, [STOCK, "a"])
+
+
+def test_gates_that_exclude_each_other_in_one_arm_are_refused_before_it() -> None:
+    gates = parse("gates = ['cycle < 5 ms', {check = 'cycle > 5 ms', arm = 'fix'}]")
+    check_arms(parse("gates = ['cycle <= 5 ms', {check = 'cycle >= 5 ms', arm = 'fix'}]"), [STOCK, "fix"])
+    check_arms(gates, [STOCK, "fix", "all"])
+    with pytest.raises(SpantraceError, match="impossible together"):
+        check_arms(gates, [STOCK, "fix"])
 
 
 def test_the_hash_is_of_the_text_as_written() -> None:

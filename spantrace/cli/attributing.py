@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from analyzers.attribution import Arm, Attribution
+from analyzers.arms import Arm
+from analyzers.attribution import Attribution
 from analyzers.changes import Change
 from analyzers.effects import Effect
 from analyzers.quantities import ACCEPTANCE, CYCLE, Quantity
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 LOAD = {"itl_ms": "inter-token", "ttft_ms": "first token", "latency_ms": "request", "tokens_per_s": "tokens/s",
         "cached_tokens": "cached tokens", "acceptance": "acceptance"}  # fmt: skip
-NEVER = "never fired"
+NEVER, FAILED = "never fired", "failed"
 _MORE_IS_BETTER = frozenset({"tokens_per_s", "cached_tokens", "acceptance"})
 
 
@@ -33,6 +34,7 @@ def attribution_document(
 ) -> Document:
     """The attribution with its gates; `heading` says of what campaign it is."""
     rows = [row for arm in found.arms for row in _rows(arm, found)]
+    rows += [Row({"arm": one.name, "shown": FAILED, "interval": one.why}, one.name, "red") for one in found.lost]
     return Document(
         "ab",
         heading or (_heading(found),),
@@ -57,9 +59,13 @@ def label(quantity: Quantity) -> str:
 
 
 def _heading(found: Attribution) -> tuple[str, ...]:
-    counts = {arm.runs for arm in found.arms} | {found.stock_runs}
+    counts = {arm.runs for arm in found.arms} | {found.stock_runs} | ({0} if found.lost else set())
     size = f"{counts.pop()} runs each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs each"
-    return (f"{len(found.arms) + 1} arms", size, *([_noise(found.again)] if found.again else ["no A/A arm"]))
+    return (
+        f"{len(found.arms) + len(found.lost) + 1} arms",
+        size,
+        *([_noise(found.again)] if found.again else ["no A/A arm"]),
+    )
 
 
 def _noise(again: Arm) -> str:
@@ -72,6 +78,8 @@ def _noise(again: Arm) -> str:
 
 def _headline(found: Attribution) -> Headline:
     """What all optimizations together did to the cycle, or the arm that saved most."""
+    if not found.arms:
+        return Headline("NOTHING TO COMPARE", (f"No arm could be held against {found.stock}.",), "bold red")
     treated = [arm for arm in found.arms if arm is not found.again]
     arm = found.together or min(treated or found.arms, key=_cycle_change)
     effect = arm.effect(CYCLE)
@@ -79,7 +87,7 @@ def _headline(found: Attribution) -> Headline:
     assert effect.change is not None
     change, word = effect.change, arm.name.upper()
     took = f"{arm.name} takes {number(change.b.value)} ms a cycle, {found.stock} {number(change.a.value)}"
-    if _silent(arm):
+    if arm.never_fired:
         return Headline(f"{word} NEVER FIRED", (f"{took}, but nothing that was on fired.",), "bold red")
     if arm.not_enough and not effect.shown:
         return Headline("NOT ENOUGH", (f"{took}.", f"{arm.not_enough.removeprefix('not enough: ')}."), "bold yellow")
@@ -109,7 +117,8 @@ _COLUMNS = (
     Column("difference", "difference", only="data"),
     Column("p", "p", only="data"),
     Column("p_holm", "p", write=written_p, optional=True),
-    Column("left_out", "left out", write=signed_percent, optional=True),
+    Column("left_out", "left out", only="data"),
+    Column("without", "left out", write=signed_percent, only="text", optional=True),
     Column("separation", "separation", only="data"),
     Column("converted", "converted", optional=True),
 )
@@ -124,10 +133,11 @@ def _rows(arm: Arm, found: Attribution) -> list[Row]:
     assert cycle is not None
     left_out = next((one.left_out for one in found.optimizations if one.alone is arm), None)
     first = _cells(arm, cycle) | {"converted": "A/A" if arm is found.again else saved.converted(arm)}
-    if _silent(arm):
+    if arm.never_fired:
         first["shown"] = NEVER
     if left_out and left_out.change and left_out.change.relative:
-        first["left_out"] = left_out.change.relative.value
+        first |= {"left_out": left_out.change.relative.value, "without": _relative(left_out.change)}
+        first["without"] = first["without"] if left_out.shown else "~"
     style = "dim" if arm is found.again else ""
     rows = [Row(first, arm.name, style)]
     rows += [_row(arm, effect, style) for effect in below]
@@ -143,11 +153,6 @@ def _differs(effect: Effect) -> bool:
     return effect.change is None or effect.change.difference.value != 0 or effect.change.p < 1
 
 
-def _silent(arm: Arm) -> bool:
-    """Whether nothing that was on in an arm fired."""
-    return bool(arm.ids) and set(arm.silent) == set(arm.ids)
-
-
 def _cells(arm: Arm, effect: Effect) -> dict[str, Cell]:
     cells: dict[str, Cell] = {"arm": arm.name, "quantity": effect.quantity.name, "where": effect.quantity.where}
     change = effect.change
@@ -158,7 +163,7 @@ def _cells(arm: Arm, effect: Effect) -> dict[str, Cell]:
     relative = change.relative
     if relative is not None:
         cells |= {"change": relative.value, "change_low": relative.low, "change_high": relative.high}
-    shown = "-" if _silent(arm) else _signed(effect.quantity, change) if effect.shown else "~"
+    shown = "-" if arm.never_fired else _signed(effect.quantity, change) if effect.shown else "~"
     return cells | {"shown": shown, "interval": interval(change)}
 
 
@@ -196,6 +201,7 @@ def _data(found: Attribution, judged: Sequence[Judged]) -> dict[str, Any]:
         "unit": found.unit,
         **{key: None if arm is None else arm.name for key, arm in names.items()},
         "arms": found.arms,
+        "lost": found.lost,
         "optimizations": [
             {"id": one.id, "targets": one.targets, "alone": one.alone and one.alone.name, "left_out": one.left_out}
             for one in found.optimizations

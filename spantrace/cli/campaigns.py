@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from spantrace.recording import Recording
     from spantrace.tables import Document, Fact
 
-    Runs = defaultdict[str, list[Recording]]
-    Loads = defaultdict[str, list[dict[str, float]]]
+    Runs = dict[str, list[Recording]]
 
 _FAILURES_SHOWN = 3
 
@@ -34,11 +33,24 @@ def check_gates(plan: Plan) -> None:
         check_arms(parse(plan.gates), [arm.name for arm in plan.arms])
 
 
+def check_results(store: Store, picture: Path | None, others: Sequence[Path], final: Path | None) -> None:
+    """SpantraceError where the result could not be drawn, or combined with those campaigns; before it is measured."""
+    if picture:
+        from spantrace.cli.plotting import check_picture
+
+        check_picture(picture)
+    if others or final:
+        from spantrace.cli.combining import check_campaigns
+
+        check_campaigns(store, others, final)
+
+
 def show(store: Store, form: str, picture: Path | None, others: Sequence[Path], final: Path | None) -> None:
     """Print what the finished windows show, and exit with the gates' code, or 3 where windows are missing.
 
-    With `others`, or a `final` one, what all these campaigns show together.
+    With `others`, or a `final` one, what all these campaigns show together, which has a say in the exit code.
     """
+    from analyzers.gates import exit_code
     from spantrace.cli.wording import warn
     from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
     from spantrace.tables import Format
@@ -46,22 +58,38 @@ def show(store: Store, form: str, picture: Path | None, others: Sequence[Path], 
 
     found, runs = attributed(store)
     judged = _judged(store, found)
-    document = _combined(store, found, others, final) if others or final else _document(store, found, judged)
+    codes = {exit_code(judged)}
+    if others or final:
+        from spantrace.cli.combining import combined, combined_document
+
+        together, doubts = combined(store, found, others, final)
+        document = combined_document(together, doubts, judged)
+        codes.add(together.exit_code)
+    else:
+        document = _document(store, found, judged, runs)
     warn(document, Format(form))
     emit(document, Format(form))
+    code = min(codes - {0}, default=0)
     if picture:
-        from spantrace.cli.plotting import plot
-
-        plot(found, runs, picture)
+        _draw(found, runs, picture, code)
     if missing := store.missing():
         raise SpantraceError(
             f"{len(missing)} of {len(store.windows)} windows are missing; spantrace ab {store.directory} measures them",
             EXIT_NOT_COMPARABLE,
         )
-    if judged:
-        from analyzers.gates import exit_code
+    if code:
+        raise click.exceptions.Exit(code)
 
-        raise click.exceptions.Exit(exit_code(judged))
+
+def _draw(found: Attribution, runs: Runs, picture: Path, code: int) -> None:
+    """Draw the plot; where that fails, the exit code is still the gates'."""
+    from spantrace.cli.plotting import plot
+    from spantrace.errors import SpantraceError
+
+    try:
+        plot(found, runs, picture)
+    except SpantraceError as error:
+        raise SpantraceError(str(error), code or error.exit_code) from error
 
 
 def attributed(store: Store) -> tuple[Attribution, Runs]:
@@ -69,11 +97,17 @@ def attributed(store: Store) -> tuple[Attribution, Runs]:
     import optimized
     from analyzers.attribution import attribute
 
-    runs, loads, contended = _windows(store)
-    arms = [arm for arm in store.plan.arms if arm.name in runs]
-    targets = {name: optimized.discover()[name].targets for arm in arms for name in arm.on}
-    targets |= {arm.name: tuple(arm.delay) for arm in arms if arm.delay}
-    return attribute(runs, {arm.name: arm.treatment for arm in arms}, targets, loads, contended), runs
+    windows, arms = _windows(store), store.plan.arms
+    found = attribute(
+        windows.runs,
+        {arm.name: frozenset(arm.on) for arm in arms},
+        {name: optimized.discover()[name].targets for arm in arms for name in arm.on},
+        windows.loads,
+        windows.contended,
+        rounds=windows.rounds,
+        apart={arm.name: tuple(arm.delay) for arm in arms if arm.restarts or arm.delay},
+    )
+    return found, windows.runs
 
 
 def _judged(store: Store, found: Attribution) -> tuple[Judged, ...]:
@@ -82,40 +116,37 @@ def _judged(store: Store, found: Attribution) -> tuple[Judged, ...]:
     return judge(parse(store.plan.gates), found) if store.plan.gates else ()
 
 
-def _document(store: Store, found: Attribution, judged: tuple[Judged, ...]) -> Document:
+def _document(store: Store, found: Attribution, judged: tuple[Judged, ...], runs: Runs) -> Document:
     """The attribution with the campaign's own facts."""
     from spantrace.cli.attributing import attribution_document
 
     document = attribution_document(found, judged)
     data = {**document.data, "campaign": _data(store)}
-    return replace(document, facts=(*document.facts, *_facts(store)), data=data)
+    return replace(document, facts=(*document.facts, *_restored(store.plan, runs), *_facts(store)), data=data)
 
 
-def _combined(store: Store, found: Attribution, others: Sequence[Path], final: Path | None) -> Document:
-    """This campaign and others, each by its directory's name, the final one in a column of its own."""
-    from analyzers.envelope import envelope
-    from spantrace.campaign.store import Store, plan_of
-    from spantrace.cli.combining import envelope_document
+@dataclass(frozen=True)
+class _Windows:
+    """Recordings, load figures and rounds of each arm's finished windows in order of time, with the contended ones."""
 
-    directories = [*others, *([final] if final else [])]
-    more = {str(one): attributed(Store(one, plan_of(one)))[0] for one in directories}
-    return envelope_document(envelope({str(store.directory): found, **more}, str(final) if final else None))
+    runs: Runs
+    loads: dict[str, list[dict[str, float]]]
+    rounds: dict[str, list[int]]
+    contended: dict[str, list[int]]
 
 
-def _windows(store: Store) -> tuple[Runs, Loads, dict[str, list[int]]]:
-    """Recordings, load figures and indices of the contended windows of each arm that has any, in order of time."""
-    from spantrace.loading import load
-
-    runs: Runs = defaultdict(list)
-    loads: Loads = defaultdict(list)
-    contended: dict[str, list[int]] = defaultdict(list)
+def _windows(store: Store) -> _Windows:
+    names = [arm.name for arm in store.plan.arms]
+    found = _Windows({name: [] for name in names}, {name: [] for name in names}, {name: [] for name in names}, {})
+    order = [window.arm.name for window in store.windows]
     for number, entry in store.done().items():
-        recording = load(store.path(store.windows[number - 1]))
+        name, recording = order[number - 1], store.recording(number)
         if _contended(store.plan, recording, entry):
-            contended[entry["arm"]].append(len(runs[entry["arm"]]))
-        runs[entry["arm"]].append(recording)
-        loads[entry["arm"]].append(entry["load"] or _own_load(recording))
-    return runs, loads, contended
+            found.contended.setdefault(name, []).append(len(found.runs[name]))
+        found.runs[name].append(recording)
+        found.loads[name].append(entry["load"] or _own_load(recording))
+        found.rounds[name].append(order[: number - 1].count(name))
+    return found
 
 
 def _contended(plan: Plan, recording: Recording, entry: Mapping[str, Any]) -> bool:
@@ -132,6 +163,22 @@ def _own_load(recording: Recording) -> dict[str, float]:
     if earned.ms_per_token is None or not earned.ms_per_emitted:
         return {}
     return {"itl_ms": earned.ms_per_token, "tokens_per_s": 1e3 / earned.ms_per_emitted}
+
+
+def _restored(plan: Plan, runs: Runs) -> list[Fact]:
+    """How often stock was without the fixes that the plan restores, and which of them it was never without."""
+    from optimized.optimization import STOCK_OF
+    from spantrace.cli.wording import counted
+    from spantrace.switched import KEY, Switched, from_counts, summed
+    from spantrace.tables import Fact
+
+    stock = plan.arms[0].name
+    counts = summed(one for run in runs.get(stock, ()) for one in run.header.get(KEY) or ())
+    known = {one["id"]: from_counts(one) for one in counts}
+    found = [known.get(STOCK_OF + name, Switched(STOCK_OF + name, 0, 0, 0, ())) for name in plan.restore]
+    facts = [Fact("restored", tuple(f"{stock}: {one.id} {counted(one)}" for one in found))] if found else []
+    warnings = tuple(f"{stock}: {one.warning}" for one in found if one.warning)
+    return facts + ([Fact("NEVER FIRED", warnings, "red")] if warnings else [])
 
 
 def _facts(store: Store) -> list[Fact]:

@@ -25,15 +25,17 @@ def gate_facts(judged: Sequence[Judged]) -> list[Fact]:
         sentence = f"{outcome.upper()}  {one.gate.text}  in {one.arm}: {one.reason}"
         lines.append(Fact("gate", (sentence,), _STYLES[outcome]))
         if outcome != "pass":
-            lines.append(Fact("", ("disposition: ____",)))
+            lines.append(Fact("disposition", ("____",)))
     return lines
 
 
-def gate_data(judged: Sequence[Judged]) -> list[dict[str, str]]:
-    """The gates as JSON has them."""
+def gate_data(judged: Sequence[Judged]) -> list[dict[str, str | None]]:
+    """The gates as JSON has them, with a place for the disposition."""
     return [
-        {"check": one.gate.text, "arm": one.arm, "outcome": one.outcome.value, "reason": one.reason} for one in judged
-    ]
+        {"check": one.gate.text, "arm": one.arm, "outcome": one.outcome.value, "reason": one.reason,
+         "disposition": None}
+        for one in judged
+    ]  # fmt: skip
 
 
 def read_gates(path: Path) -> Gates:

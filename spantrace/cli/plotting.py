@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,27 +11,52 @@ from spantrace.errors import SpantraceError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from analyzers.attribution import Attribution
     from spantrace.recording import Recording
 
 _ONE_S = 1e9
+_BEGINNINGS = {".png": (b"\x89PNG",), ".pdf": (b"%PDF",), ".svg": (b"<?xml", b"<svg"), ".jpg": (b"\xff\xd8",),
+               ".jpeg": (b"\xff\xd8",)}  # fmt: skip
+"""How the files of each kind of picture begin."""
+
+
+def check_picture(path: Path) -> None:
+    """SpantraceError where `plot` could not draw into the file, or would write over one that is no such picture."""
+    _figure()
+    beginnings = _BEGINNINGS.get(path.suffix.lower())
+    if beginnings is None:
+        raise SpantraceError(f"cannot draw into {path}: the suffix must be one of {', '.join(_BEGINNINGS)}")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise SpantraceError(f"cannot draw into {path}: {path.parent} is no folder that can be written to")
+    try:
+        begins = path.read_bytes()[:8] if path.exists() else b""
+    except OSError as error:
+        raise SpantraceError(f"cannot draw into {path}: {error.strerror}") from error
+    if begins and not begins.startswith(beginnings):
+        raise SpantraceError(f"{path} is there and no picture; choose another file for the plot")
 
 
 def plot(found: Attribution, runs: Mapping[str, Sequence[Recording]], path: Path) -> None:
     """Draw the arms' distributions and the drift into an image file; SpantraceError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise SpantraceError("a plot needs matplotlib; pip install 'spantrace[plot]'") from error
-    figure = Figure(figsize=(10, 2.5 + 0.35 * len(runs)), layout="constrained")
+    shown = {name: some for name, some in runs.items() if any(cycle_ms(run) for run in some)}
+    figure = _figure()(figsize=(10, 2.5 + 0.35 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _distributions(left, runs)
-    _drift(right, found, runs)
+    _distributions(left, shown)
+    _drift(right, found, shown)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise SpantraceError(f"cannot draw into {path}: {error}") from error
+
+
+def _figure() -> type[Figure]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise SpantraceError("a plot needs matplotlib; pip install 'spantrace[plot]'") from error
+    return Figure
 
 
 def cycle_ms(run: Recording) -> list[float]:
@@ -66,7 +92,7 @@ def _drift(axes: Axes, found: Attribution, runs: Mapping[str, Sequence[Recording
     first = min(time for times in started.values() for time in times)
     doubles = {found.stock, found.again.name if found.again else ""}
     for name, some in runs.items():
-        medians = [float(np.median(cycle_ms(run))) for run in some]
+        medians = [float(np.median(values)) if (values := cycle_ms(run)) else np.nan for run in some]
         times = [time - first for time in started[name]]
         axes.plot(times, medians, ".-" if name in doubles else ".", label=name, linewidth=1)
     axes.set_xlabel("seconds since the first run", fontsize=8)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from spantrace.tables import Fact, number, percent, signed_percent
 
 if TYPE_CHECKING:
-    from analyzers.attribution import Arm, Attribution
+    from analyzers.arms import Arm
+    from analyzers.attribution import Attribution
     from analyzers.effects import Effect
     from analyzers.statistics import Estimate
 
@@ -16,7 +17,8 @@ _NAMED = 4
 """How many other spans that moved are named for an arm."""
 
 
-_WORDS = {"converted": "yes", "not told": "unclear", "nothing saved": "no saving", "never fired": "never fired"}
+_WORDS = {"converted": "yes", "not told": "unclear", "nothing saved": "no saving", "never fired": "never fired",
+          "not enough": "too few"}  # fmt: skip
 _BOUND = {"host": "the host bound the cycle", "gpu": "the GPU bound the cycle",
           "elsewhere": "another process bound the cycle"}  # fmt: skip
 
@@ -53,6 +55,7 @@ def _conversions(found: Attribution) -> list[Fact]:
 def facts(found: Attribution) -> list[Fact]:
     """All that the table does not say."""
     return [
+        *_lost(found),
         *_enough(found),
         *_hits(found),
         *_conversions(found),
@@ -63,6 +66,10 @@ def facts(found: Attribution) -> list[Fact]:
         *_contended(found),
         _test(found),
     ]
+
+
+def _lost(found: Attribution) -> list[Fact]:
+    return [Fact("failed arms", tuple(f"{one.name} {one.why}" for one in found.lost), "red")] if found.lost else []
 
 
 def _enough(found: Attribution) -> list[Fact]:
@@ -91,7 +98,7 @@ def _interactions(found: Attribution) -> list[Fact]:
     for one in found.interactions:
         sizes = f"together {number(one.joint_ms)} ms, the sum of each alone {number(one.sum_ms)}"
         overlap = "they overlap" if one.interaction.value < 0 else "they help each other"
-        verdict = overlap if one.shown else "none shown"
+        verdict = overlap if one.shown else "none shown" if one.enough else "not enough rounds to tell"
         lines.append(Fact("interaction", (f"{one.arm}: {verdict}, {sizes}", _bounds(one.relative, "of the cycle"))))
     return lines
 
@@ -169,7 +176,7 @@ def _contended(found: Attribution) -> list[Fact]:
 def _test(found: Attribution) -> Fact:
     from analyzers.statistics import SIGNIFICANT
 
-    tests = max(sum(one.adjusted is not None for one in arm.effects) for arm in found.arms)
+    tests = max((sum(one.adjusted is not None for one in arm.effects) for arm in found.arms), default=0)
     parts = ["each run's median ranked among stock's of its round (van Elteren)", f"`~` is p >= {SIGNIFICANT:.2f}"]
     parts.append(f"p is Holm's over an arm's {tests} quantities; its cycle, target spans and load have half of the 5%")
     return Fact("test", (*parts, "intervals by bootstrap, each on its own"))
