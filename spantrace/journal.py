@@ -19,10 +19,13 @@ def journal_path(path: Path) -> Path:
 
 
 class Journal:
-    """Appends frames to `PATH.part`; `finish()` turns it into the recording at `path`."""
+    """Appends frames to `PATH.part`; `finish()` turns it into the recording at `path`.
 
-    def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+    What cannot go on is `kept`, and an error says so, unless its owner removes it.
+    """
+
+    def __init__(self, path: Path, header: Header, *, kept: bool = True) -> None:
+        self.path, self._kept = path, kept
         self.part = journal_path(path)
         self._frame_sizes = 0
         try:
@@ -44,7 +47,8 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._file.fileno(), self._frame_sizes)
             self._file.seek(self._frame_sizes)
-            raise SpantraceError(f"cannot write {self.part}: {error.strerror}; what was recorded is kept") from error
+            kept = "; what was recorded is kept" if self._kept else ""
+            raise SpantraceError(f"cannot write {self.part}: {error.strerror}{kept}") from error
         self._frame_sizes += len(data)
 
     def finish(self) -> Recording:
@@ -58,6 +62,8 @@ class Journal:
             try:
                 recording.save(self.path)
             except SpantraceError as error:
+                if not self._kept:
+                    raise
                 raise SpantraceError(f"{error}; {self.part} holds what was recorded") from error
             self.part.unlink()
         return recording

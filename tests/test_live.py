@@ -18,7 +18,7 @@ from spantrace.frames import Frame
 from spantrace.vllm_adapter import choice
 from spantrace.vllm_adapter.delaying import ALLOW_DELAYS
 from spantrace.vllm_adapter.launch import serve_environment
-from spantrace.vllm_adapter.live import reset_prefix_cache, switch
+from spantrace.vllm_adapter.live import check, reset_prefix_cache, switch
 from spantrace.vllm_adapter.servers import Member, Server
 from spantrace.vllm_adapter.session import Session
 
@@ -55,6 +55,21 @@ def test_nothing_is_put_into_force_where_one_process_cannot(cast: Cast, tmp_path
     with pytest.raises(SpantraceError, match=r"^it does not know this vLLM$"):
         switch(SERVER, on=[ID], directory=tmp_path / "sockets")
     assert log == ["worker switch", "engine switch"]
+
+
+def test_a_check_lets_all_plan_and_puts_nothing_into_force(cast: Cast, tmp_path: Path) -> None:
+    engine, worker = sync_server()
+    log = cast(worker, engine, worker=saying(PLANNED), engine=saying(PLANNED, {"type": "switched", "ended": []}))
+    check(SERVER, on=[ID], directory=tmp_path / "sockets")
+    assert log == ["worker switch", "engine switch"]
+
+
+def test_a_check_says_what_a_process_refuses(cast: Cast, tmp_path: Path) -> None:
+    engine, worker = sync_server()
+    refused = saying({"type": "refused", "why": "it does not know this vLLM"})
+    cast(worker, engine, worker=saying(PLANNED), engine=refused)
+    with pytest.raises(SpantraceError, match=r"^it does not know this vLLM$"):
+        check(SERVER, on=[ID], directory=tmp_path / "sockets")
 
 
 def test_what_goes_wrong_between_the_steps_is_told(cast: Cast, tmp_path: Path) -> None:

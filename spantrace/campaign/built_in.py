@@ -9,15 +9,18 @@ from itertools import pairwise
 from types import TracebackType
 
 import optimized
+from optimized.reference_cycle.instrument import span_sites
 from spantrace.built_in.delayed import DelayedCycle
 from spantrace.built_in.running import Asked, BuiltIn, switched_on, within_memory
 from spantrace.built_in.session import Session
 from spantrace.campaign.code import own_code
+from spantrace.campaign.contention import Neighbours
 from spantrace.campaign.holding import Holding
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.running import Measured
 from spantrace.campaign.store import Window
 from spantrace.delays import Delays
+from spantrace.errors import SpantraceError
 from spantrace.journal import Journal
 
 PROBED = 8
@@ -41,6 +44,12 @@ class BuiltInTarget:
                 pass
         with within_memory(self._asked.settings):
             self._stock = BuiltIn(replace(self._asked, optimize=()))
+        run = {site.span for site in span_sites(self._stock.cycle)}
+        for arm in self._plan.arms:
+            if idle := arm.delay.keys() - run:
+                raise SpantraceError(
+                    f"arm {arm.name!r} of the plan delays {min(idle)!r}, which this cycle does not have"
+                )
         return self
 
     def __exit__(
@@ -66,19 +75,16 @@ class BuiltInTarget:
 
     def measure(self, arm: Arm, journal: Journal) -> Measured:
         """Record one window; the cycle says all that is known of its load."""
-        work = self._work(arm)
+        work, neighbours = self._work(arm), Neighbours()
         with within_memory(self._asked.settings):
+            neighbours.look()
             if arm.delay:
                 self._delayed(work, arm, journal)
             else:
                 work.record(journal, lambda cycles: None)
         if work.interrupted:
             raise KeyboardInterrupt
-        return Measured()
-
-    def processes(self) -> list[int]:
-        """None but this one."""
-        return []
+        return Measured(others=neighbours.share())
 
     def _delayed(self, work: BuiltIn, arm: Arm, journal: Journal) -> None:
         """Record a window in which the arm's span is held up in each cycle; SpantraceError where it was not."""

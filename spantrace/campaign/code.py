@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from optimized.optimization import STOCK_OF
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -15,7 +17,7 @@ def own_code(optimizations: Iterable[str]) -> str:
     others = {path.parent for path in (_ROOT / "optimized").glob("*/__init__.py")} - {
         _ROOT / "optimized/reference_cycle"
     }
-    wanted = {_ROOT / "optimized" / name.replace("-", "_") for name in optimizations}
+    wanted = {_ROOT / "optimized" / name.removeprefix(STOCK_OF).replace("-", "_") for name in optimizations}
     sources = [path for room in ("spantrace", "optimized") for path in (_ROOT / room).rglob("*.py")]
     left_out = (others - wanted) | {_ROOT / "spantrace/cli"}
     return hash_of_sources(path for path in sources if not left_out & set(path.parents))

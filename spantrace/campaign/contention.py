@@ -1,38 +1,53 @@
-"""How much of the CPUs other processes take while a window is measured."""
+"""How much of the CPUs other processes take while a window is recorded."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
 
+LOOK_S = 1.0
+"""How often the own processes are looked at: what one uses between the last look and its end counts as others'."""
+
 
 class Neighbours:
-    """Watches the CPUs from now on; `own` names processes that belong to the measurement beside this one's children."""
+    """Watches the CPUs from the first `look` on; this process and `roots` are its own, with all their descendants."""
 
-    def __init__(self, own: Callable[[], Iterable[int]] = lambda: ()) -> None:
-        self._own = own
-        self._since, self._busy, self._ours = time.monotonic(), _busy_s(), self._used_s()
+    def __init__(self, roots: Iterable[int] = ()) -> None:
+        self._roots = {os.getpid(), *roots}
+        self._used: dict[psutil.Process, float] = {}
+        self._since = self._looked = self._busy = self._ours = 0.0
+
+    def look(self) -> None:
+        """See what each process has used by now; to be called often, as one that has ended does not say it any more."""
+        now = time.monotonic()
+        if not self._since:
+            self._look()
+            self._since, self._busy, self._ours = now, _busy_s(), sum(self._used.values())
+        elif now - self._looked >= LOOK_S:
+            self._look()
 
     def share(self) -> float:
-        """The share of all CPU time since then that other processes used, from 0 to 1."""
+        """The share of all CPU time since the first look that other processes used, from 0 to 1."""
+        if not self._since:
+            return 0.0
+        self._look()
         seconds = (time.monotonic() - self._since) * (psutil.cpu_count() or 1)
-        others = (_busy_s() - self._busy) - (self._used_s() - self._ours)
-        return min(max(others / seconds, 0.0), 1.0) if seconds > 0 else 0.0
+        others = (_busy_s() - self._busy) - (sum(self._used.values()) - self._ours)
+        return min(max(others / seconds, 0.0), 1.0)
 
-    def _used_s(self) -> float:
-        """Of this process, the children that it waited for, those that live, and `own`."""
-        me = psutil.Process()
-        mine = me.cpu_times()
-        used = mine.user + mine.system + mine.children_user + mine.children_system
-        living = {child.pid: child for child in me.children(recursive=True)}
-        for pid in {*living, *self._own()}:
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        for root in self._roots:
             with suppress(psutil.Error):
-                times = (living.get(pid) or psutil.Process(pid)).cpu_times()
-                used += times.user + times.system
-        return float(used)
+                own = psutil.Process(root)
+                for process in (own, *own.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        times = process.cpu_times()
+                        self._used[process] = times.user + times.system
 
 
 def _busy_s() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from spantrace.campaign.running import Gone
 from spantrace.delays import LONGEST_S
 from spantrace.errors import SpantraceError
 from spantrace.experiment import OFF
@@ -20,18 +21,20 @@ class Holding:
         self._times = self._refused = 0
 
     def renew(self) -> None:
-        """To be called more often than a delay lasts; SpantraceError where nothing runs that could be held up."""
+        """To be called more often than a delay lasts; `Gone` where nothing runs that could be held up."""
         for span, us in self._delay.items() if time.monotonic() > self._until else ():
             self._until = time.monotonic() + LONGEST_S / 2
             request = {"span": span, "track": "host", "ns": round(us * 1e3), "seconds": LONGEST_S}
             if not self._told(request):
-                raise SpantraceError(f"no function of {span} runs here that could be held up")
+                raise Gone(f"no function of {span} runs here that could be held up")
 
     def end(self, cycles: int) -> None:
-        """Hold nothing up any more; SpantraceError where that was not done in each of so many cycles."""
+        """Hold nothing up any more; SpantraceError where that was not done in each of `cycles`, `Gone` in none."""
         if not self._delay:
             return
         self._told(OFF)
+        if not self._times and not self._refused:
+            raise Gone(f"{', '.join(self._delay)} never ran in {cycles} cycles, so that it cannot be held up")
         if self._refused or self._times < cycles:
             said = f"{self._times} of {cycles} cycles, {self._refused} were refused"
             raise SpantraceError(f"{', '.join(self._delay)} was held up in {said}")

@@ -6,6 +6,9 @@ from spantrace.errors import SpantraceError
 
 ABBA, LATIN = "abba", "latin"
 ORDERS = (ABBA, LATIN)
+MOST_REPEATS = 10_000
+LEAST_CYCLES, MOST_CYCLES = 2, 10**9
+"""Of a window: a cycle's period needs another cycle behind it."""
 
 
 def turns(arms: int, repeats: int, order: str) -> list[int]:

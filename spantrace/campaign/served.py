@@ -48,7 +48,7 @@ class ServedServer(ServerTarget):
             environment = {**self._plan.serve.get("environment", {}), **arm.environment}
             environment["SPANTRACE_DIR"] = str(self._place)
             delays = any(one.delay for one in self._plan.arms)
-            at_start = [name for name in arm.on if name not in self.live(arm)]
+            at_start = self._at_start(arm)
             self._started = StartedServer(self._arguments(arm), environment, at_start, self._log, allow_delays=delays)
             self._started.wait_ready()
             self._of = self._needs(arm)
@@ -56,7 +56,7 @@ class ServedServer(ServerTarget):
 
     def live(self, arm: Arm) -> list[str]:
         """Those that can be switched while a server runs; it is started with the others."""
-        return [name for name in arm.on if optimized.discover()[name].live_switchable]
+        return [name for name in self._plan.switched(arm) if optimized.discover()[name].live_switchable]
 
     def port(self) -> int:
         """That of the plan's arguments."""
@@ -72,19 +72,18 @@ class ServedServer(ServerTarget):
         """The hash of our sources and of this environment's vLLM."""
         spec = find_spec("vllm")
         package = Path(spec.origin).parents[1] if spec and spec.origin else None
-        return together(own_code(arm.on), vllm_code(package, sys.version), repr(self._needs(arm)))
-
-    def processes(self) -> list[int]:
-        """None that are not children of this one."""
-        return []
+        return together(own_code(self._plan.switched(arm)), vllm_code(package, sys.version), repr(self._needs(arm)))
 
     def _arguments(self, arm: Arm) -> list[str]:
         return [*map(str, self._plan.serve["arguments"]), *arm.arguments]
 
     def _needs(self, arm: Arm) -> tuple[object, ...]:
         """What makes one server differ from another that is started."""
-        at_start = tuple(name for name in arm.on if name not in self.live(arm))
-        return tuple(self._arguments(arm)), tuple(sorted(arm.environment.items())), at_start
+        return tuple(self._arguments(arm)), tuple(sorted(arm.environment.items())), tuple(self._at_start(arm))
+
+    def _at_start(self, arm: Arm) -> list[str]:
+        """Those that its server is started with."""
+        return [name for name in self._plan.switched(arm) if name not in self.live(arm)]
 
     def _usable(self) -> bool:
         """Whether it lives, its engine too: the API server outlives that for a while."""

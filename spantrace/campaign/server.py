@@ -9,15 +9,16 @@ from pathlib import Path
 from types import TracebackType
 
 from spantrace.campaign.code import own_code, together, vllm_code
+from spantrace.campaign.contention import Neighbours
 from spantrace.campaign.holding import Holding
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.running import Gone, Measured
-from spantrace.campaign.store import Window
+from spantrace.campaign.store import Store, Window
 from spantrace.capture import Capture, Until
 from spantrace.control import ask
 from spantrace.errors import SpantraceError
 from spantrace.journal import Journal
-from spantrace.vllm_adapter.live import refuse_undelayed, reset_prefix_cache, switch, switched_on
+from spantrace.vllm_adapter.live import check, refuse_undelayed, reset_prefix_cache, switch, switched_on
 from spantrace.vllm_adapter.load import Load, RunningLoad
 from spantrace.vllm_adapter.servers import Server, engine_and_workers, find, roles
 from spantrace.vllm_adapter.targets import port_of
@@ -37,7 +38,7 @@ class ServerTarget(ABC):
     def __init__(self, plan: Plan, place: Path) -> None:
         self._plan, self._place = plan, place
         self._load = Load(**{**plan.load, "command": tuple(plan.load.get("command", ()))})
-        self._every = tuple(dict.fromkeys(name for arm in plan.arms for name in arm.on))
+        self._every = tuple(dict.fromkeys(name for arm in plan.arms for name in plan.switched(arm)))
         self._codes: dict[tuple[str, ...], str] = {}
 
     @abstractmethod
@@ -45,8 +46,8 @@ class ServerTarget(ABC):
         """The server on which the arm is to be measured, which answers."""
 
     def live(self, arm: Arm) -> list[str]:
-        """Those of the arm's optimizations that are switched while its server runs."""
-        return list(arm.on)
+        """Those of the arm's switches that are put on and off while its server runs."""
+        return self._plan.switched(arm)
 
     def measure(self, arm: Arm, journal: Journal) -> Measured:
         """Switch, empty the prefix cache, put load on the server, record, and wait for what the load measured."""
@@ -56,11 +57,10 @@ class ServerTarget(ABC):
         refused = reset_prefix_cache(server, self._place) if self._load.any else ""
         notes = (f"the prefix cache was not emptied: {refused}",) if refused else ()
         if not self._load.any:
-            self._record(server, arm, journal, None)
-            return Measured(notes=notes)
+            return Measured({}, notes, self._record(server, arm, journal, None))
         with RunningLoad(self._load, f"http://127.0.0.1:{server.port() or self.port()}") as load:
-            self._record(server, arm, journal, load)
-            return Measured(load.figures(FINISH_S), notes)
+            others = self._record(server, arm, journal, load)
+            return Measured(load.figures(FINISH_S), notes, others)
 
     @abstractmethod
     def port(self) -> int:
@@ -72,10 +72,13 @@ class ServerTarget(ABC):
             self._plan.length * CYCLE_S + (0.0 if self._load.command or not self._load.any else BENCH_S)
         )
 
-    def _record(self, server: Server, arm: Arm, journal: Journal, load: RunningLoad | None) -> None:
+    def _record(self, server: Server, arm: Arm, journal: Journal, load: RunningLoad | None) -> float:
+        """Record one window; the share of the CPUs that others used from its first step to its last."""
         options = {"nvtx": False, "gpu": True, "detail_every": self._plan.detail_every, "delays": bool(arm.delay)}
         with Capture(self._place, roles(server), journal, options) as capture:
-            self._follow(capture, Holding(arm.delay, capture.delay), load)
+            neighbours = Neighbours([server.root])
+            self._follow(capture, Holding(arm.delay, capture.delay), load, neighbours)
+            others = neighbours.share()
             complete = capture.stop()
         if capture.note or not complete:
             raise SpantraceError(capture.note or "a process did not finish its recording")
@@ -85,13 +88,19 @@ class ServerTarget(ABC):
             raise SpantraceError(
                 f"the load ended after {capture.cycles} of {self._plan.length} decode cycles; give it more requests"
             )
+        return others
 
-    def _follow(self, capture: Capture, holding: Holding, load: RunningLoad | None) -> None:
+    def _follow(self, capture: Capture, holding: Holding, load: RunningLoad | None, neighbours: Neighbours) -> None:
         """Record until all cycles are there or the load has ended, the arm's span held up."""
+
+        def look(cycles: int) -> None:
+            if capture.steps:
+                neighbours.look()
+
         last, seen = time.monotonic(), 0
         while capture.cycles < self._plan.length and not capture.note:
             holding.renew()
-            capture.run(Until(self._plan.length, _LOOK_S))
+            capture.run(Until(self._plan.length, _LOOK_S), look)
             last, seen = (last, seen) if capture.steps == seen else (time.monotonic(), capture.steps)
             if load is not None and not load.running:
                 break
@@ -102,34 +111,45 @@ class ServerTarget(ABC):
 
 
 class RunningServer(ServerTarget):
-    """A server that somebody started, named as for `record`; afterwards it has on what it had on before."""
+    """A server that somebody started, named as for `record`; afterwards it has on what it had on before.
+
+    What that was is noted in the campaign's log before anything is switched, for the case that this process is killed.
+    """
+
+    def __init__(self, store: Store, place: Path) -> None:
+        super().__init__(store.plan, place)
+        self._store = store
+        self._before: list[str] | None = None
 
     def __enter__(self) -> RunningServer:
-        """SpantraceError where an arm's optimizations cannot be switched, before anything is measured."""
+        """SpantraceError where an arm's optimizations cannot be switched; nothing is changed."""
         found = self._found()
         if any(arm.delay for arm in self._plan.arms):
             refuse_undelayed(found, self._place)
-        self._before = switched_on(found, self._place)
-        try:
-            for arm in self._plan.arms:
-                switch(found, arm.on, [name for name in self._every if name not in arm.on], self._place)
-        except BaseException:
-            self._restore(found)
-            raise
+        for arm in self._plan.arms:
+            on = self._plan.switched(arm)
+            check(found, on, [name for name in self._every if name not in on], self._place)
+        self._before = self._store.left(found.root)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._before is None:
+            return
         try:
-            self._restore(self._found())
+            self._restore(self._found(), self._before)
         except SpantraceError:
             if kind is None:
                 raise
 
     def server(self, arm: Arm) -> Server:
         """The running one; `Gone` where it is not there any more."""
-        return self._found()
+        found = self._found()
+        if self._before is None:
+            self._before = switched_on(found, self._place)
+            self._store.switched(found.root, self._before)
+        return found
 
     def port(self) -> int:
         """That of the plan's target."""
@@ -142,11 +162,7 @@ class RunningServer(ServerTarget):
         server = self._found()
         engine = engine_and_workers(server)[1]
         sources = ask(self._place, engine.pid, {"type": "optimizations"}).get("sources")
-        return together(own_code(arm.on), vllm_code(Path(sources) if sources else None, server.vllm))
-
-    def processes(self) -> list[int]:
-        """All of the server's."""
-        return [member.pid for member in self._found().members]
+        return together(own_code(self._plan.switched(arm)), vllm_code(Path(sources) if sources else None, server.vllm))
 
     def _found(self) -> Server:
         try:
@@ -154,8 +170,7 @@ class RunningServer(ServerTarget):
         except SpantraceError as error:
             raise Gone(str(error)) from error
 
-    def _restore(self, server: Server) -> None:
-        switch(
-            server, [name for name in self._every if name in self._before],
-            [name for name in self._every if name not in self._before], self._place,
-        )  # fmt: skip
+    def _restore(self, server: Server, before: list[str]) -> None:
+        on, off = ([name for name in self._every if (name in before) is wanted] for wanted in (True, False))
+        switch(server, on, off, self._place)
+        self._store.restored()

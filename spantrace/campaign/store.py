@@ -2,28 +2,41 @@
 
 plan.json             the plan
 gates.toml            the gates, where there are any
-log.jsonl             created, with the hashes, then each window started and done, failed or stopped
+log.jsonl             created, with the hashes; each window started and done, failed or stopped; what a running server
+                      had on before it was switched, and that it was put back
 001-stock.spantrace   the recording of window 1
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from spantrace.campaign.plan import Arm, Plan, read
+from spantrace.campaign.log import (
+    CREATED,
+    DONE,
+    FAILED,
+    OF_A_WINDOW,
+    RESTORED,
+    STARTED,
+    STOPPED,
+    SWITCHED,
+    Entry,
+    Log,
+)
+from spantrace.campaign.parsing import read
+from spantrace.campaign.plan import Arm, Plan
 from spantrace.errors import SpantraceError
+from spantrace.loading import load
+from spantrace.recording import Recording
 
 PLAN, GATES, LOG = "plan.json", "gates.toml", "log.jsonl"
 CUT_OFF = "the campaign was killed while it ran"
-Entry = dict[str, Any]
+_LONGEST_LABEL = 100
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Window:
     def label(self) -> str:
         """What its file is called."""
         name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in self.arm.name)
-        return f"{self.number:03d}-{name}"
+        return f"{self.number:03d}-{name.encode()[:_LONGEST_LABEL].decode(errors='ignore')}"
 
 
 @dataclass(frozen=True)
@@ -53,24 +66,23 @@ class Failure:
 class Store:
     """A campaign's directory; what is there is read at once, and must be of the same plan.
 
-    To add to it, enter it: it is created where it is new, and held by one process at a time.
+    To add to it, enter it: it is held by one process at a time. A new one to which nothing is added leaves nothing.
     """
 
     def __init__(self, directory: Path, plan: Plan) -> None:
         self.directory, self.plan = directory, plan
         self.windows = [Window(number, arm) for number, arm in enumerate(plan.turns(), start=1)]
-        self._log: IO[str] | None = None
-        self._entries = self._read()
+        self._new = False
+        self._log = Log(directory / LOG)
+        self._check()
 
     def __enter__(self) -> Store:
-        """Lock the directory; a new one gets the plan and, before anything is measured, the gates and their hash."""
+        """Lock the directory, and note what was cut off by the death of its last process."""
         try:
+            self._new = not self.directory.exists()
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._log = (self.directory / LOG).open("a")
-            self._lock(self._log)
-            self._entries = self._read(mend=True)
-            if not self._entries:
-                self._create()
+            self._log.open()
+            self._check()
             self._close_started()
         except OSError as error:
             self.__exit__()
@@ -81,8 +93,26 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._log:
-            self._log.close()
+        self._log.close()
+        if self._new and not self._entries:
+            with suppress(OSError):
+                self.directory.rmdir()
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return self._log.entries
+
+    def create(self) -> None:
+        """Write down the plan and, before anything is measured, the gates and their hash, where that is not done."""
+        if self._entries:
+            return
+        try:
+            (self.directory / PLAN).write_text(self.plan.text())
+            if self.plan.gates:
+                (self.directory / GATES).write_text(self.plan.gates)
+        except OSError as error:
+            raise SpantraceError(f"cannot keep a campaign in {self.directory}: {error.strerror}") from error
+        self._log.append(CREATED, plan=self.plan.hash, gates=hash_of(self.plan.gates))
 
     def missing(self) -> list[Window]:
         """The windows that have no recording yet, in order."""
@@ -91,12 +121,12 @@ class Store:
 
     def done(self) -> dict[int, Entry]:
         """What the log says of each finished window whose recording is there."""
-        finished = {entry["window"]: entry for entry in self._entries if entry["event"] == "done"}
+        finished = {entry["window"]: entry for entry in self._entries if entry["event"] == DONE}
         return {number: finished[number] for number in sorted(finished) if self.path(self._window(number)).exists()}
 
     def failures(self) -> list[Failure]:
         """Every try that failed, also where a later one succeeded."""
-        failed = (entry for entry in self._entries if entry["event"] == "failed")
+        failed = (entry for entry in self._entries if entry["event"] == FAILED)
         return [Failure(entry["window"], entry["arm"], entry["at"], entry["why"]) for entry in failed]
 
     def created(self) -> Entry:
@@ -105,7 +135,7 @@ class Store:
 
     def first_started(self) -> str:
         """When the first window began, empty before it."""
-        return next((str(entry["at"]) for entry in self._entries if entry["event"] == "started"), "")
+        return next((str(entry["at"]) for entry in self._entries if entry["event"] == STARTED), "")
 
     def seconds_a_window(self) -> float | None:
         """How long a finished window took on average, None where there is none."""
@@ -116,83 +146,81 @@ class Store:
         """Where a window's recording lies."""
         return self.directory / f"{window.label}.spantrace"
 
+    def recording(self, number: int) -> Recording:
+        """That of a finished window; SpantraceError where the file is not what this campaign recorded in it."""
+        window = self._window(number)
+        path = self.path(window)
+        found = load(path)
+        about = {"plan": self.plan.hash, "arm": window.arm.name, "window": number, "code": self.done()[number]["code"]}
+        if found.header.get("campaign") != about:
+            raise SpantraceError(
+                f"{path} is not the recording of window {number} of this campaign; put that one back, or delete the "
+                "file, and the window is measured again"
+            )
+        return found
+
     def started(self, window: Window) -> None:
         """Note that a window is about to be measured."""
-        self._write("started", window)
+        self._write(STARTED, window)
 
     def finished(self, window: Window, result: Mapping[str, Any]) -> None:
         """Note what a window gave beside its recording, which is there by now."""
-        self._write("done", window, **result)
+        self._write(DONE, window, **result)
 
     def failed(self, window: Window, why: str) -> None:
         """Note why a window gave no recording."""
-        self._write("failed", window, why=why)
+        self._write(FAILED, window, why=why)
 
     def stopped(self, window: Window) -> None:
         """Note that a person ended the campaign within a window, which is no failure of the arm."""
-        self._write("stopped", window)
+        self._write(STOPPED, window)
+
+    def switched(self, server: int, on: list[str]) -> None:
+        """Note what was on in a server, named by its root process, before it is switched for the first time."""
+        self._log.append(SWITCHED, server=server, on=on)
+
+    def restored(self) -> None:
+        """Note that the server has on what it had before."""
+        self._log.append(RESTORED)
+
+    def left(self, server: int) -> list[str] | None:
+        """What has to be put on in a server that a killed campaign left; None where nothing has, or others hold it."""
+        noted = [entry for entry in self._entries if entry["event"] in (SWITCHED, RESTORED)]
+        if not self._log.opened or not noted or noted[-1].get("server") != server:
+            return None
+        return [str(name) for name in noted[-1]["on"]]
 
     def _window(self, number: int) -> Window:
         return self.windows[number - 1]
 
-    def _create(self) -> None:
-        (self.directory / PLAN).write_text(self.plan.text())
-        if self.plan.gates:
-            (self.directory / GATES).write_text(self.plan.gates)
-        self._append({"event": "created", "plan": self.plan.hash, "gates": hash_of(self.plan.gates)})
-
-    def _read(self, *, mend: bool = False) -> list[Entry]:
-        """The log's entries; SpantraceError where the directory belongs to another plan or to other gates.
-
-        A last line that was cut off is left out, and with `mend` cut from the file.
-        """
-        path = self.directory / LOG
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if mend and whole != text:
-            os.truncate(path, len(whole.encode()))
-        try:
-            entries: list[Entry] = [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise SpantraceError(f"{path} is damaged ({error}); start another campaign (-o)") from error
-        if entries:
-            self._check(entries[0])
-        return entries
-
-    def _check(self, created: Entry) -> None:
-        if created.get("gates") != hash_of(self.plan.gates):
+    def _check(self) -> None:
+        """SpantraceError where the directory belongs to another plan or to other gates, or its log to neither."""
+        if not self._entries:
+            return
+        created = self._entries[0]
+        if created["gates"] != hash_of(self.plan.gates):
             raise SpantraceError(
                 f"the gates of {self.directory} were written down before its first window and are others now; "
                 "put them back, or start another campaign (-o)"
             )
-        if created.get("plan") != self.plan.hash:
+        if created["plan"] != self.plan.hash:
             raise SpantraceError(
-                f"{self.directory} holds a campaign of plan {str(created.get('plan'))[:6]}, this is "
+                f"{self.directory} holds a campaign of plan {created['plan'][:6]}, this is "
                 f"{self.plan.hash[:6]}; choose another directory (-o)"
             )
+        arms = {window.number: window.arm.name for window in self.windows}
+        for entry in self._entries:
+            if entry["event"] in OF_A_WINDOW and arms.get(entry["window"]) != entry["arm"]:
+                raise self._log.damaged(f"the plan has no window {entry['window']} of {entry['arm']!r}")
 
     def _close_started(self) -> None:
         """A window that was started and neither finished nor failed was cut off by the death of its process."""
-        last = self._entries[-1]
-        if last["event"] == "started":
+        last = next((entry for entry in reversed(self._entries) if entry["event"] in OF_A_WINDOW), None)
+        if last and last["event"] == STARTED:
             self.failed(self._window(last["window"]), CUT_OFF)
 
     def _write(self, event: str, window: Window, **more: Any) -> None:
-        self._append({"event": event, "window": window.number, "arm": window.arm.name, **more})
-
-    def _append(self, entry: Entry) -> None:
-        assert self._log is not None, "the store is not entered"
-        stamped = {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **entry}
-        self._log.write(json.dumps(stamped) + "\n")
-        self._log.flush()
-        os.fsync(self._log.fileno())
-        self._entries.append(stamped)
-
-    def _lock(self, log: IO[str]) -> None:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SpantraceError(f"another process runs the campaign in {self.directory}; wait for it") from error
+        self._log.append(event, window=window.number, arm=window.arm.name, **more)
 
 
 def hash_of(text: str) -> str:
@@ -202,9 +230,10 @@ def hash_of(text: str) -> str:
 
 def plan_of(directory: Path) -> Plan:
     """The plan of the campaign in a directory."""
+    path = directory / PLAN
     try:
-        return read((directory / PLAN).read_text())
+        return read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpantraceError(f"{directory} holds no campaign ({PLAN}: {error.strerror})") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise SpantraceError(f"{directory / PLAN} is damaged ({error}); start another campaign") from error
+    except (ValueError, SpantraceError) as error:
+        raise SpantraceError(f"{path} is damaged ({error}); start another campaign (-o)") from error

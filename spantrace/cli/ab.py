@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spantrace.campaign.order import LEAST_CYCLES, MOST_CYCLES, MOST_REPEATS
 from spantrace.cli.cycle_options import cycle_options
-from spantrace.cli.options import MOST_CYCLES, directory_option, format_option
+from spantrace.cli.options import directory_option, format_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 @click.argument("what", metavar="PLAN.toml|DIRECTORY|built-in|SERVER|serve")
 @click.option("--optimize", default="all", show_default=True, metavar="IDS",
               help="To attribute, as a,b or all: an arm for each, for all but each, and for all.")  # fmt: skip
+@click.option("--restore-stock", default="none", metavar="IDS",
+              help="Fixes to attribute that the server's vLLM has itself, as a,b: stock is without them.")  # fmt: skip
 @click.option("--order", type=click.Choice(["abba", "latin"]), default="abba", show_default=True,
               help="Forwards and backwards in turn, or a balanced Latin square.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Windows of each arm.")
-@click.option(
-    "--cycles", type=click.IntRange(1, MOST_CYCLES), default=200, show_default=True, help="Decode cycles of a window."
-)
+@click.option("--repeats", type=click.IntRange(1, MOST_REPEATS), default=8, show_default=True,
+              help="Windows of each arm.")  # fmt: skip
+@click.option("--cycles", type=click.IntRange(LEAST_CYCLES, MOST_CYCLES), default=200, show_default=True,
+              help="Decode cycles of a window.")  # fmt: skip
 @click.option(
     "--warmup", type=click.IntRange(0, MOST_CYCLES), default=20, show_default=True, help="Steady cycles before them."
 )
@@ -72,13 +75,14 @@ def command(
     it is measured, and its result printed.
     """
     from spantrace.campaign.store import Store
-    from spantrace.cli.campaigns import check_gates, show
+    from spantrace.cli.campaigns import check_gates, check_results, show
     from spantrace.control import default_directory
 
     place = directory or default_directory()
     plan, proposed = _plan(what, options, place)
     check_gates(plan)
     store = Store(output or proposed, plan)
+    check_results(store, picture, others, final)
     if store.missing():
         _measure(store, place, dry_run=dry_run)
     if not dry_run:
@@ -87,7 +91,8 @@ def command(
 
 def _plan(what: str, options: dict[str, Any], place: Path) -> tuple[Plan, Path]:
     """The plan, and the directory of its campaign unless another one is named."""
-    from spantrace.campaign.plan import BUILT_IN, SERVE, from_table, parse
+    from spantrace.campaign.parsing import from_table, parse
+    from spantrace.campaign.plan import BUILT_IN, SERVE
     from spantrace.campaign.store import plan_of
 
     path = Path(what)
@@ -101,7 +106,7 @@ def _plan(what: str, options: dict[str, Any], place: Path) -> tuple[Plan, Path]:
     return plan, Path(f"{path.stem}-{plan.hash[:6]}")
 
 
-_OWN = ("order", "repeats", "cycles", "warmup")
+_OWN, _ARMS = ("order", "repeats", "cycles", "warmup"), ("optimize", "restore_stock", "no_aa")
 
 
 def _table(what: str, options: Mapping[str, Any], place: Path) -> dict[str, Any]:
@@ -109,13 +114,14 @@ def _table(what: str, options: Mapping[str, Any], place: Path) -> dict[str, Any]
     import optimized
     from spantrace.campaign.plan import BUILT_IN, SERVE
 
-    cycle = [name for name in options if name not in (*_OWN, "optimize", "no_aa", "gates", "load", "arguments")]
+    cycle = [name for name in options if name not in (*_OWN, *_ARMS, "gates", "load", "arguments")]
     arms = {"optimize": optimized.select(options["optimize"], _version(what, place)), "aa": not options["no_aa"]}
     table = {"target": what, **{name: options[name] for name in _OWN}, **arms}
     if what == BUILT_IN:
-        _refuse(what, options, ["load", "arguments"], "is for servers")
+        _refuse(what, options, ["load", "arguments", "restore_stock"], "is for servers")
         return table | {"built-in": {name.replace("_", "-"): options[name] for name in cycle if _given(name)}}
     _refuse(what, options, cycle, "describes the built-in cycle")
+    table["restore"] = optimized.select(options["restore_stock"])
     if options["load"]:
         none = options["load"] == "none"
         table["load"] = {"requests": 0} if none else {"command": shlex.split(options["load"])}
@@ -164,22 +170,30 @@ def _read(path: Path | None) -> str:
 
 
 def _measure(store: Store, place: Path, *, dry_run: bool) -> None:
+    """Say how long it takes and, unless that is all, measure; the directory is held before the target is touched."""
+    from contextlib import ExitStack
+
+    from analyzers.compare import configuration
     from spantrace.campaign.running import run
     from spantrace.cli import making
     from spantrace.interrupts import ended_by_signals
 
-    plan, missing = store.plan, store.missing()
-    windows = f"windows of {plan.warmup} + {plan.cycles} cycles, {len(missing)} of {len(store.windows)} to measure"
-    _say(f"plan {plan.hash[:6]}: {len(plan.arms)} arms x {plan.repeats}, {plan.order.upper()}, {windows}")
+    plan, target = store.plan, _target(store, place)
     options = {"warmup": plan.warmup, "cycles": plan.cycles, "seconds": None, "detail_every": plan.detail_every}
-    with ended_by_signals(), _target(store, place) as target:
-        seconds = store.seconds_a_window()
+    with ended_by_signals(), ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(store)
+        stack.enter_context(target)
+        missing, seconds = store.missing(), store.seconds_a_window()
+        windows = f"windows of {plan.warmup} + {plan.cycles} cycles, {len(missing)} of {len(store.windows)} to measure"
+        _say(f"plan {plan.hash[:6]}: {len(plan.arms)} arms x {plan.repeats}, {plan.order.upper()}, {windows}")
         about = duration(target.seconds(missing) if seconds is None else seconds * len(missing))
         _say(f"estimated time {about}; if it is killed, spantrace ab {store.directory} goes on")
-        if not dry_run:
-            with store, making.progress_bar(len(store.windows), "measuring", "windows") as progress:
-                watch = _watch(store, len(missing), progress)
-                run(store, target, lambda: making.new_header(f"ab {store.directory}", options), _say, watch)
+        if dry_run:
+            return
+        progress = stack.enter_context(making.progress_bar(len(store.windows), "measuring", "windows"))
+        watch = _watch(store, len(missing), progress)
+        run(store, target, lambda: making.new_header(f"ab {store.directory}", options), configuration, _say, watch)
 
 
 def _watch(store: Store, missing: int, progress: Callable[[int], None]) -> Callable[[int], None]:
@@ -209,7 +223,7 @@ def _target(store: Store, place: Path) -> AnyTarget:
 
     if plan.target == SERVE:
         return ServedServer(plan, place, store.directory / "server.log")
-    return RunningServer(plan, place)
+    return RunningServer(store, place)
 
 
 def _built_in(plan: Plan) -> BuiltInTarget:

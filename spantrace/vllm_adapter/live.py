@@ -44,16 +44,11 @@ def switch(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), dire
     process does not answer.
     """
     place, request = directory or default_directory(), {"type": "switch", "on": list(on), "off": list(off)}
-    families = list(_families(server))
     switched: set[str] = set()
     counts: list[dict[str, Any]] = []
     ms = 0.0
     with ExitStack() as stack:
-        engines = []
-        for engine, workers in families:
-            asked = {**request, "token": uuid.uuid4().hex}
-            *_, connection = [_plan(stack, place, member, asked, switched) for member in (*workers, engine)]
-            engines.append((engine, connection, bool(workers)))
+        engines = _plan_everywhere(stack, place, server, request, switched)
         began = time.perf_counter()
         for engine, connection, has_workers in engines:
             answer = _answer(engine, connection, {"type": "commit", "workers": has_workers}, SWITCH_TIMEOUT_S)
@@ -61,6 +56,13 @@ def switch(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), dire
         ms = (time.perf_counter() - began) * 1e3
     asked_on, asked_off = ([name for name in request[way] if name in switched] for way in ("on", "off"))
     return Outcome(tuple(switched_on(server, place)), tuple(asked_on), tuple(asked_off), summed(counts), ms)
+
+
+def check(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), directory: Path | None = None) -> None:
+    """SpantraceError where `switch` would refuse these; every process plans its part and drops it, nothing changes."""
+    request = {"type": "switch", "on": list(on), "off": list(off)}
+    with ExitStack() as stack:
+        _plan_everywhere(stack, directory or default_directory(), server, request, set())
 
 
 def switched_on(server: Server, directory: Path | None = None) -> list[str]:
@@ -104,6 +106,18 @@ def _families(server: Server) -> Iterator[tuple[Member, list[Member]]]:
         if deaf := [member for member in (engine, *workers) if not member.reachable]:
             raise SpantraceError(why_deaf(deaf[0].pid))
         yield engine, workers
+
+
+def _plan_everywhere(
+    stack: ExitStack, place: Path, server: Server, request: Frame, switched: set[str]
+) -> list[tuple[Member, Connection, bool]]:
+    """Let every process plan its part; each engine with its connection, and whether it has workers."""
+    engines = []
+    for engine, workers in list(_families(server)):
+        asked = {**request, "token": uuid.uuid4().hex}
+        *_, connection = [_plan(stack, place, member, asked, switched) for member in (*workers, engine)]
+        engines.append((engine, connection, bool(workers)))
+    return engines
 
 
 def _plan(stack: ExitStack, place: Path, member: Member, asked: Frame, switched: set[str]) -> Connection:

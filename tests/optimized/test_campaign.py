@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +18,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import optimized
 from optimized.reference_cycle.cycle import Cycle
 from spantrace.built_in.running import BuiltIn
 from spantrace.campaign import built_in as target
-from spantrace.campaign.store import CUT_OFF, LOG
+from spantrace.campaign.store import CUT_OFF, LOG, Store, plan_of
 from spantrace.cli.ab import duration
 from spantrace.cli.main import run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE
@@ -215,6 +219,75 @@ def test_other_code_does_not_mix_with_what_is_measured(monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "now"), [("get_num_threads", "threads", lambda: 99), ("__version__", "torch", "9.9")]
+)
+def test_a_window_in_another_configuration_ends_it(
+    name: str, key: str, now: Any, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_in(patch, 2, 6)
+        assert run(flags()) == EXIT_NOT_COMPARABLE
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, name, now)
+        assert run(["ab", "campaign"]) == EXIT_NOT_COMPARABLE
+    assert re.fullmatch(
+        rf"spantrace: the campaign stopped because {key} is 9\S+ now and was \S+ in window 1; make it that again, or "
+        r"start another campaign \(-o\); 4 of 6 windows are kept, spantrace ab campaign goes on",
+        capsys.readouterr().err.splitlines()[-1],
+    )
+    assert sorted(path.name for path in Path("campaign").glob("002*")) == []
+    assert len(result(capsys, "ab", "campaign")["done"]) == 6
+
+
+def test_a_window_of_another_one_does_not_mix_with_the_others(capsys: Captured) -> None:
+    assert run(flags()) == 0
+    first, last = (next(Path("campaign").glob(f"00{number}-*")) for number in "16")
+    shutil.copy(first, last)
+    capsys.readouterr()
+    assert run(["ab", "campaign"]) == EXIT_BAD_INPUT
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"spantrace: {last} is not the recording of window 6 of this campaign; ")
+    last.unlink()
+    assert len(result(capsys, "ab", "campaign")["done"]) == 6
+
+
+def test_a_directory_that_another_process_holds_is_left_alone_and_so_is_the_target(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_in(patch, 6)
+        assert run(flags()) == EXIT_NOT_COMPARABLE
+    entered: list[Any] = []
+    monkeypatch.setattr(target.BuiltInTarget, "__enter__", entered.append)
+    capsys.readouterr()
+    with Store(Path("campaign"), plan_of(Path("campaign"))):
+        assert run(["ab", "campaign"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err == "spantrace: another process runs the campaign in campaign; wait for it\n"
+    assert entered == []
+
+
+def test_a_full_disk_is_named_and_nothing_is_said_to_be_kept_that_is_not(capsys: Captured) -> None:
+    assert run(flags()) == 0
+    size = max(path.stat().st_size for path in Path("campaign").glob("*.spantrace"))
+    (shutil.rmtree("campaign"), capsys.readouterr())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
+    try:
+        assert run(flags()) == EXIT_NOT_COMPARABLE
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"3 windows in a row failed: cannot write campaign/003-\S+.spantrace.part: [\w ]+; 0 of 6 windows are kept",
+        said,
+    )
+    assert {path.suffix for path in Path("campaign").iterdir()} == {".json", ".jsonl"}
+    assert len(result(capsys, "ab", "campaign")["done"]) == 6
+
+
 def test_all_three_have_an_arm_each_alone_left_out_and_together(capsys: Captured) -> None:
     found = result(capsys, *flags(optimize="all"))
     names = optimized.select("all")
@@ -226,9 +299,9 @@ def test_campaigns_combine_and_a_final_one_has_its_own_column(capsys: Captured) 
     for number in "12":
         assert run([*flags(), "-o", f"day{number}"]) == 0
     capsys.readouterr()
-    assert run(["ab", "day1", "--with", "day2"]) == 0
+    assert run(["ab", "day1", "--with", "day2"]) == EXIT_NOT_COMPARABLE, "2 rounds cannot tell whether the days agree"
     assert capsys.readouterr().out.startswith("2 campaigns\n")
-    assert run(["ab", "day1", "--final", "day2", "--format", "json"]) == 0
+    assert run(["ab", "day1", "--final", "day2", "--format", "json"]) == EXIT_NOT_COMPARABLE
     found = json.loads(capsys.readouterr().out)
     assert (found["campaigns"], found["final"]) == (["day1"], "day2")
     assert {one["arm"] for one in found["ranges"]} == {"stock again", "query-build"}
@@ -287,6 +360,9 @@ BAD = [
     (["cycle.toml"], "[built-in] has no key 'width'; choose from drafter, geometry,"),
     (["value.toml"], "[built-in]: Invalid value for '--batch': 0 is not in the range"),
     (["gated.toml"], "cannot read nothing.toml: No such file or directory"),
+    (["/dev/null"], "the plan has nothing to compare with stock; name optimizations or [[arm]]s"),
+    (["built-in", "--optimize", "none"], "the plan has nothing to compare with stock; name optimizations or"),
+    (["idle.toml"], "arm 'x' of the plan delays 'draft.forward', which this cycle does not have"),
     (["key.toml", "--cycles", "3"], "--cycles is what key.toml says itself; write it there"),
     (["."], ". holds no campaign (plan.json: No such file or directory)"),
 ]
@@ -300,11 +376,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     bad("cycle.toml", 'optimize = ["query-build"]\n[built-in]\nwidth = 3\n')
     bad("value.toml", 'optimize = ["query-build"]\n[built-in]\nbatch = 0\n')
     bad("gated.toml", 'optimize = ["query-build"]\ngates = "nothing.toml"\n')
+    bad("idle.toml", '[[arm]]\nname = "x"\ndelay = {"draft.forward" = 50}\n[built-in]\ndrafter = "none"\n')
     before = sorted(tmp_path.iterdir())
     assert run(["ab", *arguments]) == EXIT_BAD_INPUT
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1].startswith(f"spantrace: {why}")
+    assert err.startswith(f"spantrace: {why}")
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -18,6 +18,7 @@ from spantrace.loading import load
 
 if TYPE_CHECKING:
     from conftest import Serve
+    from cpu_server import CpuServer
 
     from tests.conftest import Cli
 
@@ -102,18 +103,53 @@ def test_a_running_server_is_switched_and_has_on_afterwards_what_it_had_before(
     serve: Serve, cli: Cli, tmp_path: Path
 ) -> None:
     server = serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN)
-    plan = tmp_path / "plan.toml"
-    lines = [
-        f'target = ":{server.port}"',
-        f'optimize = ["{CHOSEN}"]',
-        *LENGTH,
-        "[load]",
-        f"command = {json.dumps(LOAD)}",
-    ]
-    plan.write_text("\n".join(lines) + "\n")
-    done = cli("ab", str(plan), "-o", str(tmp_path / "campaign"), "--format", "json", timeout=300)
+    plan, directory = plan_of_a_running_server(server, tmp_path / "plan.toml"), tmp_path / "campaign"
+    server.complete(max_tokens=8)
+    before = state(cli, server)
+    assert before > ("on", 0)
+    dry = cli("ab", str(plan), "-o", str(directory), "--dry-run")
+    assert (dry.returncode, directory.exists()) == (0, False), dry.stderr
+    assert state(cli, server) == before, "one that had been switched off and on would count anew"
+    kill_in_the_first_window(plan, directory)
+    assert state(cli, server)[0] != "on", "its first arm is stock"
+    done = cli("ab", str(plan), "-o", str(directory), "--format", "json", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "estimated time" in done.stderr.splitlines()[1]
-    check(tmp_path / "campaign", json.loads(done.stdout)["campaign"])
+    check(directory, json.loads(done.stdout)["campaign"])
+    assert state(cli, server)[0] == "on"
+
+
+def kill_in_the_first_window(plan: Path, directory: Path) -> None:
+    command = [PROGRAM, "ab", str(plan), "-o", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: records(directory, 1) or process.poll() is not None, "window 1")
+        finally:
+            process.kill()
+
+
+def state(cli: Cli, server: CpuServer) -> tuple[str, int]:
+    """Of the optimization: its state in a server, and its hits."""
     told = json.loads(cli("optimizations", f":{server.port}", "--format", "json").stdout)
-    assert next(one["state"] for one in told["optimizations"] if one["id"] == CHOSEN) == "on"
+    return next((one["state"], one["hits"]) for one in told["optimizations"] if one["id"] == CHOSEN)
+
+
+def plan_of_a_running_server(server: CpuServer, path: Path) -> Path:
+    lines = [f'target = ":{server.port}"', f'optimize = ["{CHOSEN}"]', *LENGTH]
+    path.write_text("\n".join([*lines, "[load]", f"command = {json.dumps(LOAD)}"]) + "\n")
+    return path
+
+
+def test_a_delay_of_what_never_runs_ends_the_campaign_in_its_first_window(
+    serve: Serve, cli: Cli, tmp_path: Path
+) -> None:
+    server = serve(method="dflash", acceptance=ACCEPTANCE, allow_delays=True)
+    arm = ["[[arm]]", 'name = "held"', 'delay = { "target.metadata.gdn" = 200 }']
+    lines = [f'target = ":{server.port}"', "aa = false", *LENGTH, *arm, "[load]", f"command = {json.dumps(LOAD)}"]
+    (tmp_path / "plan.toml").write_text("\n".join(lines) + "\n")
+    done = cli("ab", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "campaign"), timeout=150)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "spantrace: the campaign stopped because target.metadata.gdn never ran in 30 cycles, so that it cannot be held "
+        "up; 1 of 8 windows are kept, "
+    )
