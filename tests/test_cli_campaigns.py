@@ -16,7 +16,8 @@ from analyzers.attribution import STOCK, STOCK_AGAIN, attribute
 from analyzers.quantities import CYCLE
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.store import Store
-from spantrace.cli.campaigns import attributed, show
+from spantrace.cli.campaigns import show
+from spantrace.cli.finished import attributed
 from spantrace.cli.main import run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE, SpantraceError
 

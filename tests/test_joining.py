@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from journals import Played, frames_of, header, joined, sync_server
 
+from spantrace.clock_offset import clock_offset
 from spantrace.errors import SpantraceError
 from spantrace.header import complete_header
-from spantrace.joining import _offset, join
+from spantrace.joining import join
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_NAMES, GraphMode, Kind, Track
 
@@ -413,8 +414,8 @@ def test_a_host_that_was_interrupted_before_it_read_its_clock_shifts_no_gpu_span
     passed = start + 2_000 + 5_000
     launched = start + interrupted
     rows = np.column_stack([start * 0, launched, launched + 10_000, passed, passed + interrupted + 300_000])
-    np.testing.assert_array_equal(_offset(rows), np.full(300, -7_000))
-    assert (_offset(rows[:99]) == 393_000).all(), "too few to tell"
+    np.testing.assert_array_equal(clock_offset(rows), np.full(300, -7_000))
+    assert (clock_offset(rows[:99]) == 393_000).all(), "too few to tell"
 
 
 def test_rows_of_sites_that_were_never_named_are_left_out() -> None:

@@ -44,7 +44,7 @@ def combined(
     """This campaign and others by their directories, the final one apart; and what to doubt in combining them."""
     from analyzers.envelope import envelope
     from spantrace.campaign.store import Store, plan_of
-    from spantrace.cli.campaigns import attributed
+    from spantrace.cli.finished import attributed
 
     more = {str(one): Store(one, plan_of(one)) for one in [*others, *([final] if final else [])]}
     days = {str(store.directory): found, **{name: attributed(other)[0] for name, other in more.items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ import click
 class FiniteRange(click.FloatRange):
     """A number in a range, which "nan" and "inf" are not."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number; a usage error where it is none or out of the range."""
         number = float(super().convert(value, param, ctx))
         return number if math.isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from spantrace.joining import _offset
+from spantrace.clock_offset import clock_offset
 from spantrace.recorder import Recorder, Site
 
 torch = pytest.importorskip("torch")
@@ -94,7 +94,7 @@ def misplaced(cycles: int) -> tuple[int, int]:
         bounds.append((before, time.perf_counter_ns()))
     rows = np.array(gpu_rows(instrument), dtype=np.int64)
     assert len(rows) == cycles
-    start, end = rows[:, 3:].T + _offset(rows)
+    start, end = rows[:, 3:].T + clock_offset(rows)
     assert (start[1:] > end[:-1]).all()
     launched, waited = np.array(bounds, dtype=np.int64).T
     return int((launched - start).max()), int((end - waited).max())
