@@ -35,8 +35,9 @@ class Engine:
 
 
 @pytest.fixture
-def planned() -> Iterator[choice.Plan]:
-    """A plan to put off what is on."""
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[choice.Plan]:
+    """A plan to put off what is on, in a process without a vLLM, whatever another test has imported."""
+    monkeypatch.setattr(choice, "running_vllm", str)
     optimized.apply([ID])
     plan = choice.Plan([ID], optimized.prepare([]), [])
     switching._plans[TOKEN] = plan
