@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -119,7 +120,9 @@ def test_the_plan_and_the_estimated_time_come_before_the_first_window(capsys: Ca
 def test_a_killed_campaign_goes_on_where_it_stopped(capsys: Captured) -> None:
     plan = write_plan()
     program = [sys.executable, "-m", "spantrace.cli.main", "ab", str(plan), "-o", "campaign"]
-    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(program, **quiet, env=os.environ | threads) as process:
         deadline = time.monotonic() + 60
         while not (Path("campaign") / LOG).exists() or len(of("done")) < 2 or log()[-1]["event"] != "started":
             assert process.poll() is None
