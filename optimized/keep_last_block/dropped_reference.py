@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from optimized.cases import Case, Place
+from optimized.keep_last_block import reference
 from optimized.keep_last_block.kept import Held, held
 from optimized.keep_last_block.lookup import FULL, STATE, Group
 from optimized.keep_last_block.reference import Resent, Shape
@@ -35,10 +36,7 @@ class Dropping(Resent):
         for group in self.cache.groups:
             changes.set(group, "drops", group.reach != STATE)
         with held(self.cache, backs_off=True):
-            for row, length in enumerate(self.lengths.tolist()):
-                found = self.cache.find(row, length)
-                self.cached[row] = found * self.shape.size
-                self.cache.store(row, length, found, self.cache.last_state(length))
+            self._look_up()
         changes.put_back()
         return {"cached": self.cached.clone()}
 
@@ -49,21 +47,5 @@ class Dropping(Resent):
 
 
 def cases() -> list[Case]:
-    """All and none accepted, idle rows, windows and states, odd shapes, a cache that is too small, and 20 steps."""
-
-    def case(name: str, shape: Shape, advances: tuple[int, ...], start: int = 23, steps: int = 3) -> Case:
-        return Case(name, lambda place: Dropping(shape, advances, start, place), steps)
-
-    everything = (FULL, 2, STATE)
-    return [
-        case("all accepted", Shape(4, 3), (4,)),
-        case("none accepted", Shape(4, 3), (1,)),
-        case("idle rows", Shape(5, 3), (0, 2, 0)),
-        case("every row idle, no context", Shape(3, 3), (0,), start=0),
-        case("a prompt that ends with a block", Shape(3, 3), (4,), start=24),
-        case("a window", Shape(3, 3, reaches=(FULL, 2)), (4, 1)),
-        case("states", Shape(3, 3, reaches=(FULL, STATE)), (4, 1), steps=6),
-        case("odd shapes", Shape(7, 5, size=3, reaches=everything), (1, 6, 2)),
-        case("capacity reached", Shape(3, 3, reaches=(FULL, 2), capacity=50), (4,), steps=6),
-        case("20 steps", Shape(4, 3, reaches=everything), (1, 4, 9, 2, 3), start=1, steps=20),
-    ]
+    """Those of the fix."""
+    return reference.cases(Dropping)

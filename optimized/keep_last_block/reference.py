@@ -61,10 +61,7 @@ class Resent:
         for group in self.cache.groups:
             changes.set(group, "drops", False)
         with held(self.cache, backs_off=False):
-            for row, length in enumerate(self.lengths.tolist()):
-                found = self.cache.find(row, length)
-                self.cached[row] = found * self.shape.size
-                self.cache.store(row, length, found, self.cache.last_state(length))
+            self._look_up()
         changes.put_back()
         return {"cached": self.cached.clone()}
 
@@ -75,6 +72,12 @@ class Resent:
         self.lengths = self.lengths + torch.tensor(grown, device=self.lengths.device)
         self.step += 1
 
+    def _look_up(self) -> None:
+        for row, length in enumerate(self.lengths.tolist()):
+            found = self.cache.find(row, length)
+            self.cached[row] = found * self.shape.size
+            self.cache.store(row, length, found, self.cache.last_state(length))
+
     def _have_all(self, row: int, blocks: int) -> bool:
         reaches = enumerate(self.shape.reaches)
         firsts = {FULL: 0, STATE: blocks - 1}
@@ -82,11 +85,11 @@ class Resent:
         return all(self.cache.has(row, index, block) for index, span in wanted for block in span)
 
 
-def cases() -> list[Case]:
+def cases(sent: type[Resent] = Resent) -> list[Case]:
     """All and none accepted, idle rows, windows and states, odd shapes, a cache that is too small, and 20 steps."""
 
     def case(name: str, shape: Shape, advances: tuple[int, ...], start: int = 23, steps: int = 3) -> Case:
-        return Case(name, lambda place: Resent(shape, advances, start, place), steps)
+        return Case(name, lambda place: sent(shape, advances, start, place), steps)
 
     everything = (FULL, 2, STATE)
     return [

@@ -20,6 +20,9 @@ from optimized.optimization import Counts
 from spantrace.patching import Function
 
 NOTHING_CACHED, FAILED = "no block of the prompt is cached", "the cache could not be made to keep blocks"
+INSIDE_BLOCKS = "Mamba states are cached inside blocks by rules that the workers share"
+SHARED_PREFIXES = ("mamba_shared_prefix_checkpoint", "mamba_fine_grained_prefix_cache")
+"""What a cache manager has on where Mamba states of shared prefixes are cached by rules of their own."""
 _SPLIT_RULE: dict[str, object] = {
     "use_eagle": False,
     "use_eagle_block_drop": False,
@@ -31,6 +34,10 @@ _SPLIT_RULE: dict[str, object] = {
 class KeptBlocks:
     """The switch; a hit is a lookup that found cached blocks and kept the last of them."""
 
+    failed = FAILED
+    lookups: tuple[str, ...] = (ASK, LOCAL)
+    split_rule: Mapping[str, object] = _SPLIT_RULE
+
     def __init__(self) -> None:
         self.counts = Counts()
         self._refusals: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
@@ -38,7 +45,7 @@ class KeptBlocks:
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
         """Before a lookup, which differs between versions, the lookup itself, and where a prefill is split."""
-        wraps_of = {ASK: self._before, LOCAL: self._before, FIND: self._find, SPLIT: self._split}
+        wraps_of = {**dict.fromkeys(self.lookups, self._before), FIND: self._find, SPLIT: self._split}
         return {owner.partition(":")[2]: wrap for owner, wrap in wraps_of.items()}
 
     def allocated(self) -> int:
@@ -75,7 +82,7 @@ class KeptBlocks:
             scheduler = _owner(args, named)
             if not self._keeps(scheduler):
                 return original(*args, **named)
-            with held(scheduler, **_SPLIT_RULE):
+            with held(scheduler, **self.split_rule):
                 return original(*args, **named)
 
         return call
@@ -93,11 +100,17 @@ class KeptBlocks:
 
     def _decide(self, scheduler: Any, cache: Any) -> None:
         """Once for each cache; where that fails the cache is left alone from then on."""
-        self._refusals[cache] = FAILED
-        reason = refusal(scheduler)
+        self._refusals[cache] = self.failed
+        reason = self._refusal(scheduler)
         if reason is None:
-            self._held[cache] = keep(cache.coordinator)
+            self._held[cache] = self._change(cache.coordinator)
         self._refusals[cache] = reason
+
+    def _refusal(self, scheduler: Any) -> str | None:
+        return refusal(scheduler)
+
+    def _change(self, coordinator: Any) -> Held:
+        return keep(coordinator)
 
     def _count(self, cache: Any, found: Any) -> None:
         try:
@@ -114,6 +127,15 @@ class KeptBlocks:
 
 def refusal(scheduler: Any) -> str | None:
     """Why this scheduler's cache must go on dropping the last block; None where it need not."""
+    if reason := unknown(scheduler):
+        return reason
+    if not scheduler.kv_cache_manager.coordinator.eagle_group_ids:
+        return "no block is dropped here"
+    return _mamba_refusal(scheduler)
+
+
+def unknown(scheduler: Any) -> str | None:
+    """Why this scheduler's cache must be left as it is, whatever it drops; None where all of it is known."""
     from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
 
     speculation, cache = scheduler.vllm_config.speculative_config, scheduler.kv_cache_manager
@@ -126,20 +148,17 @@ def refusal(scheduler: Any) -> str | None:
         return "a KV connector looks blocks up by rules of its own"
     if type(cache.coordinator) not in (UnitaryKVCacheCoordinator, HybridKVCacheCoordinator):
         return f"{type(cache.coordinator).__name__} is not known"
-    if not cache.coordinator.eagle_group_ids:
-        return "no block is dropped here"
-    return _mamba_refusal(scheduler)
+    return None
 
 
 def _mamba_refusal(scheduler: Any) -> str | None:
     """The same for what the states of Mamba layers may be cached at."""
     cache = scheduler.kv_cache_manager
-    shared = ("mamba_shared_prefix_checkpoint", "mamba_fine_grained_prefix_cache")
-    if any(getattr(cache, name, False) for name in shared):
+    if any(getattr(cache, name, False) for name in SHARED_PREFIXES):
         return "Mamba states of shared prefixes are cached by rules that count on the drop"
     inside_blocks = getattr(cache.coordinator, "enable_partial_hash_hits", False)
-    if inside_blocks and any(map(_exports, cache.coordinator.single_type_managers)):
-        return "Mamba states are cached inside blocks by rules that the workers share"
+    if inside_blocks and any(map(exports, cache.coordinator.single_type_managers)):
+        return INSIDE_BLOCKS
     return None
 
 
@@ -154,7 +173,7 @@ def keep(coordinator: Any) -> Held:
         for manager in coordinator.single_type_managers:
             changes.set(manager, "use_eagle", False)
             # Where the workers export states from inside a prefill, both sides go on agreeing on the place.
-            if hasattr(manager, "drop_eagle_checkpoint_block") and not _exports(manager):
+            if hasattr(manager, "drop_eagle_checkpoint_block") and not exports(manager):
                 changes.set(manager, "drop_eagle_checkpoint_block", False)
     except Exception:
         changes.put_back()
@@ -162,7 +181,8 @@ def keep(coordinator: Any) -> Held:
     return changes
 
 
-def _exports(manager: Any) -> bool:
+def exports(manager: Any) -> bool:
+    """Whether the workers export a manager's states from inside a prefill."""
     return bool(getattr(manager, "has_prefill_checkpoint_blocks", False))
 
 

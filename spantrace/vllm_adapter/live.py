@@ -68,8 +68,7 @@ def check(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), direc
 def switched_on(server: Server, directory: Path | None = None) -> list[str]:
     """The ids that are on in a server, in one of its processes at least."""
     place = directory or default_directory()
-    members = [member for engine, workers in _families(server) for member in (engine, *workers)]
-    answers = [ask(place, member.pid, {"type": "optimizations"}) for member in members]
+    answers = [ask(place, member.pid, {"type": "optimizations"}) for member in _members(server)]
     return sorted({one["id"] for answer in answers for one in answer.get("on", ())})
 
 
@@ -88,10 +87,15 @@ def reset_prefix_cache(server: Server, directory: Path | None = None) -> str:
 def refuse_undelayed(server: Server, directory: Path | None = None) -> None:
     """SpantraceError where a process of the server was not started to be delayed."""
     place = directory or default_directory()
-    for member in (member for engine, workers in _families(server) for member in (engine, *workers)):
+    for member in _members(server):
         answer = ask(place, member.pid, {"type": "delays"})
         if answer.get("type") != "allowed":
             raise SpantraceError(_refusal(member, answer))
+
+
+def _members(server: Server) -> list[Member]:
+    """Every engine and worker; SpantraceError as from `_families`."""
+    return [member for engine, workers in _families(server) for member in (engine, *workers)]
 
 
 def _families(server: Server) -> Iterator[tuple[Member, list[Member]]]:
