@@ -13,21 +13,20 @@ class Blurred(Exception):
     """What was measured is too uncertain to be right or wrong."""
 
 
-def judged(measure: Callable[[], str]) -> None:
-    """Call `measure`, which says what is wrong, until nothing is; fail where it says so twice in three times.
+def judged(measure: Callable[[], None]) -> None:
+    """Call `measure`, which asserts, until it holds; fail where it does not in two of three times.
 
     It raises `Blurred` where its own intervals are too wide to judge by.
     """
-    complaints, blurs = [], []
+    wrong: list[AssertionError] = []
+    blurs: list[Blurred] = []
     for _ in range(ATTEMPTS):
         try:
-            complaint = measure()
+            return measure()
+        except AssertionError as error:
+            wrong.append(error)
         except Blurred as blurred:
-            blurs.append(str(blurred))
-            continue
-        if not complaint:
-            return
-        complaints.append(complaint)
-    if len(complaints) > 1:
-        pytest.fail(complaints[-1])
+            blurs.append(blurred)
+    if len(wrong) > 1:
+        raise wrong[-1]
     pytest.skip(f"this machine has too much other work to measure on: {blurs[-1]}")
