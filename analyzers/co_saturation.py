@@ -14,6 +14,7 @@ from analyzers.per_cycle import (
     Mask,
     Union,
     chosen_cycles,
+    gpu_rows,
     host_rows,
     intervals,
     periods,
@@ -62,7 +63,8 @@ class CoSaturation:
     waits, `unattributed` time inside the cycle in neither, `between` from one cycle's end to the next one's start.
     `occupied` is the cycle's length less its waits: the host is at least not known to be waiting. `gpu` is the
     union of the GPU spans: an upper bound on what they keep it busy, since an event pair includes the gaps
-    between kernels. `gpu` and `idle` are None without a GPU track.
+    between kernels. Of a trace's kernels and copies it is the time itself, `kernels` that of kernels alone. `gpu` and
+    `idle` are None without a GPU track, `kernels` where it is of event pairs.
     """
 
     verdict: Verdict
@@ -73,6 +75,7 @@ class CoSaturation:
     between: Cost
     occupied: Cost
     gpu: Cost | None
+    kernels: Cost | None
     idle: Cost | None
     processes: tuple[ProcessWork, ...]
     full_graphs: bool
@@ -113,6 +116,7 @@ def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSa
         verdict=_verdict(host, gpu),
         **host,
         gpu=gpu,
+        kernels=None if (alone := _kernels_alone(recording, kinds)) is None else priced(alone),
         idle=None if busy is None else priced(period - busy),
         processes=tuple(
             ProcessWork(role, priced(work)) for role, work in _work_by_process(recording, low, high).items()
@@ -132,12 +136,13 @@ def windows(recording: Recording, kinds: frozenset[Kind]) -> tuple[Ints, Ints, I
     return cycles.start[chosen], cycles.end[chosen], cycles.start[chosen] + cycles.period[chosen]
 
 
-def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Floats | None:
+def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY, among: Mask | None = None) -> Floats | None:
     """Time in GPU spans per known cycle, ns; NaN where that is not known whole, None without a GPU track.
 
-    A cycle's period holds GPU work of its neighbours too, so that they must have been timed as well.
+    A cycle's period holds GPU work of its neighbours too, so that they must have been timed as well. Of all GPU spans
+    those `among` these rows [spans] count.
     """
-    gpu = recording.spans.track == Track.GPU
+    gpu = recording.spans.track == Track.GPU if among is None else among
     low, _, high = windows(recording, kinds)
     if not gpu.any():
         return None
@@ -145,6 +150,13 @@ def gpu_busy(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Floats | 
     timed = timed_cycles(recording)
     whole = timed & np.append(True, timed[:-1]) & np.append(timed[1:], True)
     return np.where((busy > 0) & whole[known_cycles(recording, kinds)], busy, np.nan)
+
+
+def _kernels_alone(recording: Recording, kinds: frozenset[Kind]) -> Floats | None:
+    """Time in kernels per known cycle, ns; None where the GPU's spans are not of kernels."""
+    rows = gpu_rows(recording, "kernels")
+    busy = gpu_busy(recording, kinds, rows) if rows.any() else None
+    return None if busy is None or np.isnan(busy).all() else busy
 
 
 def host_parts(recording: Recording, kinds: frozenset[Kind]) -> dict[str, Floats]:

@@ -52,6 +52,11 @@ class Economics:
     break_even_length: float | None
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """What the server emits in a second of cycles at the median period, None where that is unknown."""
+        return 1e3 / self.ms_per_emitted if self.ms_per_emitted else None
+
+    @property
     def speedup(self) -> float | None:
         """Tokens per second over the baseline's, None without one."""
         if self.baseline_ms_per_token is None or not self.ms_per_token:
@@ -102,12 +107,16 @@ def _acceptance(recording: Recording, kinds: frozenset[Kind]) -> Acceptance | No
 
 
 def _totals(recording: Recording, kinds: frozenset[Kind]) -> tuple[int, int, float | None]:
-    """Requests and accepted drafts summed over the chosen cycles, and their median period in ms."""
+    """Requests and accepted drafts summed over the chosen cycles, and their median period in ms.
+
+    Another profiler's trace does not tell what was accepted, so that how many tokens its requests got is not known: 0.
+    """
     chosen = chosen_cycles(recording, kinds)
     known = periods(recording)[chosen]
     known = known[known > 0]
     period = float(np.median(known)) / 1e6 if len(known) else None
-    batch = int(recording.cycles.batch[chosen].sum())
+    told = not recording.header.get("trace")
+    batch = int(recording.cycles.batch[chosen].sum()) if told else 0
     return batch, int(recording.cycles.accepted[chosen].sum()), period
 
 

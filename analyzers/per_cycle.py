@@ -119,6 +119,13 @@ def beside(recording: Recording) -> frozenset[str]:
     return frozenset(name for name in OWN_THREAD if not np.isin(lanes[name], lanes["cycle"]).any())
 
 
+def gpu_rows(recording: Recording, work: str) -> Mask:
+    """Which rows are of the GPU's "kernels" or "copies", [spans]: none where its spans are of event pairs."""
+    lanes = [number for number, lane in enumerate(recording.header.get("lanes") or []) if lane.get("gpu") == work]
+    found: Mask = (recording.spans.track == Track.GPU) & np.isin(recording.spans.lane, lanes)
+    return found
+
+
 def host_rows(recording: Recording, *, waits: bool) -> Mask:
     """Which rows are host work of the cycle and, with `waits`, its waits too, [spans]; other threads' are neither."""
     apart = beside(recording) | {"cycle"} | (frozenset() if waits else WAITS)

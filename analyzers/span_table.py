@@ -75,8 +75,8 @@ def _span_row(cycle: PerCycle, name: str) -> SpanRow | None:
     host, gpu = (cycle.cost(name, track) for track in (Track.HOST, Track.GPU))
     if host is None and gpu is None:
         return None
-    known = cycle.known[Track.HOST if host else Track.GPU]
-    calls = float(cycle.calls[SPAN_ID[name]].max(axis=0)[known].mean())
+    track = Track.HOST if host else Track.GPU
+    calls = float(cycle.calls[SPAN_ID[name], track][cycle.known[track]].mean())
     return SpanRow(name, depth(name), host, gpu, calls, name in WAITS, name in cycle.beside, _residual(cycle, name))
 
 

@@ -1,4 +1,4 @@
-"""Reads a recording from a file: one that is finished, or the journal of one that is still running or was cut short."""
+"""Reads a recording from a file: a finished one, the journal of one under way or cut short, or another's trace."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame, read_frames, unpack_rows
 from spantrace.header import complete_header
+from spantrace.importers import LONGEST_MARK, trace_reader
 from spantrace.joining import join
 from spantrace.recording import MAGIC, SCHEMA, Cycles, Recording, Spans
 from spantrace.spans import SPAN_ID
@@ -20,13 +21,17 @@ from spantrace.spans import SPAN_ID
 def load(path: Path) -> Recording:
     """Read a recording, or the journal of one that is still running or was cut short (then it is `partial`).
 
-    Raises SpantraceError where the file cannot be read or is not a recording.
+    A trace of another profiler is read as the recording that `spantrace.importers` makes of it.
+    Raises SpantraceError where the file cannot be read or is neither.
     """
     try:
         with path.open("rb") as file:
+            if (trace := trace_reader(file.read(LONGEST_MARK))) is not None:
+                return trace(path)
+            file.seek(0)
             return _assemble(list(read_frames(file)))
     except OSError as error:
-        raise SpantraceError(f"cannot read {path}: {error.strerror}") from error
+        raise SpantraceError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise SpantraceError(f"{path} is not a spantrace recording, or is damaged ({error})") from error
     except SpantraceError as error:

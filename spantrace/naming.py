@@ -107,7 +107,7 @@ def name_rows(process: Process) -> NamedRows:
     inside = _within(start, start[proposes], end[proposes]) & (lane == 0) & ~proposes
     name = np.where(inside, names[site, 1], name)
     keep = name != DROPPED
-    keep[keep] = ~_nested_in_own_kind(name[keep], lane[keep], start[keep], end[keep])
+    keep[keep] = ~nested_in_own_kind(name[keep], lane[keep], start[keep], end[keep])
     rows = NamedRows(name[keep], lane[keep], start[keep], end[keep], start[keep].copy())
     return draw_boundaries(rows, process.table("execute", 2)[:, 1])
 
@@ -120,7 +120,8 @@ def _within(at: Ints, starts: Ints, ends: Ints) -> Flags:
     return (last >= 0) & (at < np.maximum.accumulate(ends)[np.maximum(last, 0)])
 
 
-def _nested_in_own_kind(name: Ints, lane: Ints, start: Ints, end: Ints) -> Flags:
+def nested_in_own_kind(name: Ints, lane: Ints, start: Ints, end: Ints) -> Flags:
+    """Which rows, in order of their start, begin inside one of the same name on the same lane."""
     nested = np.zeros(len(name), dtype=bool)
     key = name + (lane << 16)
     for value in np.unique(key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrace.errors import SpantraceError
+from spantrace.files import written_whole
 from spantrace.frames import Frame, encode, pack_rows
 from spantrace.spans import SPAN_ID, Kind, Track
 
@@ -96,17 +95,9 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Write the recording; an existing file is replaced only once the new one is whole."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                for frame in self._frames():
-                    file.write(encode(frame))
-            temporary.replace(path)
-        except OSError as error:
-            raise SpantraceError(f"cannot write {path}: {error.strerror}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        with written_whole(path) as file:
+            for frame in self._frames():
+                file.write(encode(frame))
 
     def _frames(self) -> Iterator[Frame]:
         yield {"type": MAGIC, "schema": SCHEMA, "header": self.header}

@@ -1,0 +1,1 @@
+"""Recordings in the forms of other tools, one file each."""

@@ -1,0 +1,32 @@
+"""Figures of a trace computed with pandas, and without any code of the importer's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pd = pytest.importorskip("pandas")
+STEP = "ProfilerStep#"
+
+
+def table_of(path: Path) -> Any:
+    """The trace's whole events as a table, with start and end in nanoseconds as exact integers."""
+    data = path.read_bytes()
+    data = gzip.decompress(data) if path.suffix == ".gz" else data
+    events = json.loads(data, parse_float=Decimal, parse_int=Decimal)["traceEvents"]
+    table = pd.DataFrame([one for one in events if one["ph"] == "X"])
+    table["start"] = [int(value * 1000) for value in table["ts"]]
+    table["end"] = table["start"] + [int(value * 1000) for value in table["dur"]]
+    return table.sort_values("start", kind="stable")
+
+
+def covered(rows: Any, low: int, high: int) -> int:
+    """Nanoseconds of [low, high) that some row covers."""
+    clipped = pd.DataFrame({"start": rows["start"].clip(low, high), "end": rows["end"].clip(low, high)})
+    before = clipped["end"].cummax().shift(fill_value=low)
+    return int((clipped["end"] - pd.concat([clipped["start"], before], axis=1).max(axis=1)).clip(lower=0).sum())
