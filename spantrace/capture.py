@@ -22,6 +22,10 @@ STOP_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 10.0
 
 
+class Held(SpantraceError):
+    """Another recorder holds the server; the sentence says which."""
+
+
 @dataclass(frozen=True)
 class Until:
     """When a recording ends: after so many decode cycles or so many seconds, whichever is given and comes first."""
@@ -34,14 +38,15 @@ class Until:
 class Capture:
     """One recording of `members`, each pid with its role, the engine last.
 
-    `steps` counts the engine's steps so far that ran anything, `cycles` those of them that only decoded.
+    `steps` counts the engine's steps so far that ran anything, `cycles` those of them that only decoded; `failure` is
+    the first thing that a hook failed with.
     """
 
     def __init__(self, directory: Path, members: dict[int, str], journal: Journal, options: Frame) -> None:
         self._directory, self._members, self._journal, self._options = directory, members, journal, options
         self._connections: list[Connection] = []
         self._lost: set[int] = set()
-        self._failure = ""
+        self.failure = ""
         self.cycles = self.steps = 0
         self.note = ""
 
@@ -111,7 +116,8 @@ class Capture:
         if answer is None:
             raise SpantraceError(f"process {pid} did not start recording within {ARM_TIMEOUT_S:g} s")
         if answer.get("type") != "armed":
-            raise SpantraceError(f"process {pid}: {answer.get('why', 'it refused to record')}")
+            error = Held if answer.get("held") else SpantraceError
+            raise error(f"process {pid}: {answer.get('why', 'it refused to record')}")
         about: Frame = {"pid": pid, "role": role}
         about |= {name: answer[name] for name in ("missing", "sites", "graphs", "refused") if name in answer}
         self._keep(index, {"type": "armed", "about": about, "calibration": answer.get("calibration", {})})
@@ -122,15 +128,15 @@ class Capture:
 
     def nothing(self, idle: str) -> SpantraceError:
         """Why no cycle was recorded: a hook's failure, or what `idle` says of the server."""
-        if self._failure:
-            return SpantraceError(f"no cycle could be recorded, a hook failed: {self._failure}; please report it")
+        if self.failure:
+            return SpantraceError(f"no cycle could be recorded, a hook failed: {self.failure}; please report it")
         return SpantraceError(f"{idle}; put load on it while it is recorded", EXIT_NOT_COMPARABLE)
 
     def _give_up(self, idle: float) -> None:
         """Say why no cycle came in `idle` seconds: SpantraceError where none ever came."""
         if not self.steps:
             raise self.nothing(f"no cycle in {idle:g} s: the server is idle")
-        why = f"a hook failed ({self._failure})" if self._failure else "the server went idle"
+        why = f"a hook failed ({self.failure})" if self.failure else "the server went idle"
         self.note = f"{why} after {self.cycles} decode cycles"
 
     def _read(self, timeout: float) -> bool:
@@ -188,7 +194,7 @@ class Capture:
             raise ValueError(frame.get("why"))
         self._journal.write({**frame, "process": index})
         if "health" in frame:
-            self._failure = self._failure or frame["health"]["first_error"]
+            self.failure = self.failure or frame["health"]["first_error"]
         for kind, *fact in frame.get("facts", ()):
             if kind == "schedule":
                 _, _, tokens, _, prefilling, *_ = fact

@@ -66,6 +66,10 @@ class Connection:
         """The socket's descriptor, for select()."""
         return self._socket.fileno()
 
+    def peer(self) -> int:
+        """The pid of the process at the other end, 0 for one that this process's namespace does not hold."""
+        return _peer_of(self._socket)[0]
+
     def send(self, *frames: Frame) -> None:
         """Send frames in one call; OSError where the peer is gone or does not read."""
         self._socket.sendall(b"".join(map(encode, frames)))
@@ -134,7 +138,7 @@ class ControlServer:
                     return
                 time.sleep(RETRY_S)
                 continue
-            if _user_of(peer) in (os.getuid(), 0) and self._free.acquire(blocking=False):
+            if _peer_of(peer)[1] in (os.getuid(), 0) and self._free.acquire(blocking=False):
                 self._answer(peer)
             else:
                 peer.close()
@@ -239,6 +243,7 @@ def _short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _user_of(peer: socket.socket) -> int:
-    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return int(user)
+def _peer_of(peer: socket.socket) -> tuple[int, int]:
+    """Pid and user of the other side."""
+    pid, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid), int(user)

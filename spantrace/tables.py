@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from typing import Literal
 
+from spantrace.legible import legible
+
 SCHEMA_VERSION = 1
 Cell = str | int | float | None
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -166,7 +168,7 @@ def markdown(document: Document) -> str:
             _pipes([row.name or row.label, *(written(column, row.cells.get(column.key)) for column in columns[1:])])
         )
     lines += [""] + [f"- {fact.label}: " + " · ".join(fact.parts) for fact in document.facts]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(legible, lines)).rstrip() + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:

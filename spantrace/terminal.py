@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spantrace.legible import legible
 from spantrace.tables import Cell, Column, Document, Format, Table, markdown, to_csv, to_json, written
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def lines(document: Document, width: int, *, bars: bool, cut: bool) -> list[Text
         for index, line in enumerate(flow(fact.parts, width - margin)):
             label = fact.label.ljust(margin) if index == 0 else " " * margin
             out.append(Text().append(label, "bold").append(line, fact.style))
+    for text in out:
+        text.plain = legible(text.plain)
     return out
 
 

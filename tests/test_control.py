@@ -133,12 +133,12 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_peer_of_another_user_is_cut_off(start: Start, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start()
-    monkeypatch.setattr(control, "_user_of", lambda peer: 12345)
+    monkeypatch.setattr(control, "_peer_of", lambda peer: (1, 12345))
     with pytest.raises(SpantraceError, match="broke off the connection"):
         ask(sockets, PID, {"type": "x"})
     monkeypatch.undo()
     with contextlib.closing(raw(sockets)) as peer:
-        assert control._user_of(peer) == os.getuid()
+        assert control._peer_of(peer) == (os.getpid(), os.getuid())
 
 
 def test_a_deep_directory_fits_a_socket_address(start: Start, tmp_path: Path) -> None:

@@ -68,6 +68,6 @@ def _own_load(recording: Recording) -> dict[str, float]:
     from analyzers.economics import economics
 
     earned = economics(recording)
-    if earned.ms_per_token is None or not earned.ms_per_emitted:
+    if earned.ms_per_token is None or earned.tokens_per_s is None:
         return {}
-    return {"itl_ms": earned.ms_per_token, "tokens_per_s": 1e3 / earned.ms_per_emitted}
+    return {"itl_ms": earned.ms_per_token, "tokens_per_s": earned.tokens_per_s}

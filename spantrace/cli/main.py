@@ -14,8 +14,10 @@ from spantrace.packages import refuse_stranger
 COMMANDS = {
     "ps": "List the live vLLM servers on this machine.",
     "record": "Record the decode cycles of a live server.",
+    "top": "Watch a live server: cycle, verdict, spans, tokens.",
     "report": "Say who bounds the cycle and what each span of it costs.",
     "compare": "Set two recordings side by side.",
+    "export": "Write a recording for another tool.",
     "run": "Record the built-in cycle: no server, no GPU needed.",
     "ab": "Measure arms in turns: what did each optimization save?",
     "serve": "Start `vllm serve` ready to be recorded.",
@@ -99,7 +101,9 @@ def _misused(error: click.UsageError) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"spantrace: {message}", err=True)
+    from spantrace.legible import legible
+
+    click.echo("spantrace: " + "\n".join(map(legible, message.split("\n"))), err=True)
     return code
 
 

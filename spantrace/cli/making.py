@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,13 @@ output_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Overwrite the output file.")
 
 
-def refuse_overwriting(output: Path, *, force: bool = False) -> None:
-    """SpantraceError where the output, or the journal of it, is there already; `force` allows files, and no more."""
+def refuse_overwriting(output: Path, *, force: bool = False, inputs: Sequence[Path] = ()) -> None:
+    """SpantraceError where the output, or the journal of it, is there already; `force` allows files but no input."""
     from spantrace.errors import SpantraceError
     from spantrace.journal import journal_path
 
+    if output.exists() and any(one.exists() and one.samefile(output) for one in inputs):
+        raise SpantraceError(f"{output} is the recording itself; choose another name")
     there = [path for path in (output, journal_path(output)) if path.exists()]
     if special := next((path for path in there if not path.is_file()), None):
         raise SpantraceError(f"{special} is no file that could be overwritten; choose another name")

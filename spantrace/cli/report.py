@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
+from spantrace.cli.making import force_option, refuse_overwriting
 from spantrace.cli.options import format_option
 
 if TYPE_CHECKING:
-    from analyzers.span_table import SpanRow, SpanTable
+    from analyzers.span_table import SpanRow
     from spantrace.recording import Recording
     from spantrace.spans import Kind
     from spantrace.tables import Cell, Document, Row, Table
@@ -23,8 +25,11 @@ _BASELINE_SHARES = frozenset({"model", "vllm", "tensor_parallel", "gpu", "host",
 @click.argument("file", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="Recording without speculation, for the break-even length.")
 @click.option("--kind", default="steady", show_default=True, help="Kind of cycles: steady, prefill, mixed, ... or all.")
+@click.option("--html", "page", type=click.Path(dir_okay=False), metavar="PAGE.html",
+              help="Also write a page to look at: the median cycle as a timeline, and the report.")  # fmt: skip
+@force_option
 @format_option
-def command(file: str, baseline: str | None, kind: str, form: str) -> None:
+def command(file: str, baseline: str | None, kind: str, page: str | None, force: bool, form: str) -> None:
     """Say who bounds the cycle of the recording FILE and what each span of it costs."""
     from pathlib import Path
 
@@ -33,9 +38,16 @@ def command(file: str, baseline: str | None, kind: str, form: str) -> None:
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
+    if page:
+        refuse_overwriting(Path(page), force=force, inputs=[Path(name) for name in (file, baseline) if name])
     recording = load(Path(file))
     base = load(Path(baseline)) if baseline else None
-    document = report(recording, base, _kinds(kind))
+    kinds = _kinds(kind)
+    document = report(recording, base, kinds)
+    if page:
+        from spantrace.cli.picturing import write_page
+
+        write_page(Path(page), document, recording, kinds, Path(file).name)
     warn(document, Format(form))
     emit(document, Format(form))
 
@@ -57,6 +69,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     from analyzers.trust import trust
     from spantrace.cli import wording
     from spantrace.cli.sensitivity import by_delays
+    from spantrace.cli.traces import trace_facts
     from spantrace.cli.trusting import trust_facts
     from spantrace.errors import SpantraceError
     from spantrace.tables import Document
@@ -69,15 +82,14 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     table = span_table(recording, kinds, saturation)
     earned, trusted = economics(recording, baseline, kinds), trust(recording, kinds, table)
     verdict, delayed = wording.verdict(saturation), sensitivity(recording)
-    synthetic = (recording.header.get("server") or {}).get("rejection_sample_method") == "synthetic"
     created = str(recording.header.get("created") or "")
     return Document(
         "report",
         (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
         replace(verdict, sentences=(*verdict.sentences, *by_delays(delayed))),
-        _table(table, gpu=saturation.gpu is not None),
+        costs(table.rows, gpu=saturation.gpu is not None),
         (
-            wording.speculation(earned, synthetic),
+            *(trace_facts(recording.header) or [wording.speculation(earned, wording.is_synthetic(recording))]),
             *wording.optimization_facts(recording.header),
             *trust_facts(trusted, created),
         ),
@@ -123,7 +135,8 @@ def _check_baseline(recording: Recording, baseline: Recording) -> None:
         )
 
 
-def _table(table: SpanTable, *, gpu: bool) -> Table:
+def costs(rows: Sequence[SpanRow], *, gpu: bool) -> Table:
+    """The rows of a span table, with the GPU's columns or without."""
     from spantrace.tables import Column, Table, number, percent
 
     columns = [Column("span", "span")]
@@ -136,7 +149,7 @@ def _table(table: SpanTable, *, gpu: bool) -> Table:
             Column(f"{side}_share", "", bar=True, style=_BAR_STYLES[side]),
         ]
     columns.append(Column("calls", "calls", write=lambda calls: f"{calls:.3g}"))
-    return Table(tuple(columns), tuple(_row(row) for row in table.rows))
+    return Table(tuple(columns), tuple(_row(row) for row in rows))
 
 
 _BAR_STYLES = {"host": "cyan", "gpu": "green"}

@@ -19,11 +19,15 @@ def trust_facts(found: Trust, created: str) -> list[Fact]:
     parts += [f"residual: {residual or 'unknown'}", _own_cost(found, created[:10] or "then"), *_known(found)]
     if found.missing:
         parts.append(f"not hooked on this vLLM: {', '.join(found.missing)}")
-    doubts = [
+    return [Fact("trust", tuple(parts)), *doubt_facts(found)]
+
+
+def doubt_facts(found: Trust) -> list[Fact]:
+    """Each doubt on a line of its own, the worst in red."""
+    return [
         Fact("DO NOT QUOTE" if doubt.refuse else "doubt", (doubt.text,), DOUBT_STYLES[doubt.refuse])
         for doubt in found.doubts
     ]
-    return [Fact("trust", tuple(parts)), *doubts]
 
 
 def _own_cost(found: Trust, when: str) -> str:

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spantrace.cli.traces import trace_line
+from spantrace.legible import legible
 from spantrace.spans import GraphMode, Kind
 from spantrace.switched import Switched, switched
 from spantrace.tables import Document, Fact, Format, Headline, number, percent
 
 if TYPE_CHECKING:
     from analyzers.co_saturation import CoSaturation
-    from analyzers.economics import Economics
+    from analyzers.economics import Acceptance, Economics
     from analyzers.statistics import Cost
     from analyzers.trust import Trust
     from spantrace.recording import Recording
@@ -40,7 +42,7 @@ def warn(document: Document, form: Format) -> None:
     if form in (Format.JSON, Format.CSV):
         for fact in document.facts:
             if fact.style in DOUBT_STYLES:
-                print(f"spantrace: {fact.label}: {' '.join(fact.parts)}", file=sys.stderr)
+                print(f"spantrace: {fact.label}: {legible(' '.join(fact.parts))}", file=sys.stderr)
 
 
 def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
@@ -50,6 +52,8 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
     header, cycles = recording.header, recording.cycles
     server = header.get("server") or {}
     chosen = np.isin(cycles.kind, [int(kind) for kind in kinds])
+    if header.get("trace"):
+        return trace_line(header, int(min(cycles.batch[chosen], default=0)), int(cycles.batch[chosen].max(initial=0)))
     graphs = _graphs(cycles.graph_mode[chosen].tolist())
     if engine := server.get("engine"):
         stack = [str(engine), f"torch {server.get('torch')}", str(server.get("dtype"))]
@@ -94,6 +98,11 @@ def _device(header: dict[str, object]) -> str:
     return ", ".join([str(gpu.get("name")).removeprefix("NVIDIA "), *clock, *company])
 
 
+def is_synthetic(recording: Recording) -> bool:
+    """Whether the server was told what to accept."""
+    return (recording.header.get("server") or {}).get("rejection_sample_method") == "synthetic"
+
+
 def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
     """How many cycles of which kind the figures are of, and how many are left out of them."""
     kind = next(iter(kinds)).name.lower().replace("_", " ") if len(kinds) == 1 else "all"
@@ -114,7 +123,7 @@ def verdict(found: CoSaturation) -> Headline:
     sentences = [_work(found), *_wins(found), f"95% intervals of the medians: {shown} ms."]
     if found.gpu is not None:
         sentences[-1] += f" A side is saturated from {BUSY:.0%} of the period."
-        if not found.full_graphs:
+        if not found.full_graphs and found.kernels is None:
             sentences.append(
                 "Without FULL graphs a GPU span includes the gaps between launches: the GPU may be less busy than this."
             )
@@ -132,7 +141,9 @@ def _work(found: CoSaturation) -> str:
             f"The host {works} {period} ms{detail} and only waits for {number(found.wait.ms)} ms. "
             "Without a GPU track there is no verdict on who bounds the cycle."
         )
-    gpu = f"which is busy at most {number(found.gpu.ms)} ms ({_near(found.gpu.share)})"
+    most = "" if found.kernels else "at most "
+    gpu = f"which is busy {most}{number(found.gpu.ms)} ms ({_near(found.gpu.share)})"
+    gpu += f", {number(found.kernels.ms)} of it in kernels" if found.kernels else ""
     between = f", {number(found.between.ms)} ms pass between cycles" if found.between.share >= 0.05 else ""
     return f"The host {works} {period} ms{detail} and waits {number(found.wait.ms)} ms for the GPU, {gpu}{between}."
 
@@ -173,17 +184,24 @@ def speculation(found: Economics, synthetic: bool = False) -> Fact:
     got = found.acceptance
     if got is None:
         return Fact("speculation", ("none", token))
-    positions = " ".join("-" if rate is None else f"{rate:.2f}" for rate in got.per_position)
     counts = " ".join(f"{count:,}" for count in got.histogram)
-    per_request = got.accepted / got.drafting, got.drafted / got.drafting
-    rate = percent(got.rate) + (", synthetic" if synthetic else "")
     parts = [
-        f"accepted {per_request[0]:.2f} of {per_request[1]:.2g} drafted ({rate}), length {got.length:.2f}",
-        f"per position {positions}",
+        *acceptance(got, synthetic),
         f"requests that accepted 0 to {got.positions}: {counts}",
         token + (f", {number(found.ms_per_accepted)} per accepted draft" if found.ms_per_accepted else ""),
     ]
     return Fact("speculation", (*parts, *_drafter(found), _break_even(found)))
+
+
+def acceptance(got: Acceptance, synthetic: bool) -> list[str]:
+    """How many of its drafts a request accepts in a cycle, in all and at each position."""
+    positions = " ".join("-" if rate is None else f"{rate:.2f}" for rate in got.per_position)
+    per_request = got.accepted / got.drafting, got.drafted / got.drafting
+    rate = percent(got.rate) + (", synthetic" if synthetic else "")
+    return [
+        f"accepted {per_request[0]:.2f} of {per_request[1]:.2g} drafted ({rate}), length {got.length:.2f}",
+        f"per position {positions}",
+    ]
 
 
 def _drafter(found: Economics) -> list[str]:
@@ -210,10 +228,11 @@ def optimization_facts(header: Mapping[str, Any], label: str = "optimized") -> l
 
 
 def counted(one: Switched) -> str:
-    """How often an optimization took a call and how often not."""
+    """How often an optimization took a call, which sorts of hits are among them, and how often it did not."""
     failed = f", {one.errors:,} error{'s' * (one.errors != 1)}" if one.errors else ""
     hits, fell = f"{one.hits:,} hit{'s' * (one.hits != 1)}", f"{one.fallbacks:,} fallback{'s' * (one.fallbacks != 1)}"
-    return f"{hits}, {fell}{failed}"
+    told = ", ".join(f"{count:,} {sort}" for sort, count in one.sorts)
+    return f"{hits}{f' ({told})' if told else ''}, {fell}{failed}"
 
 
 def _reasons(one: Switched) -> list[str]:

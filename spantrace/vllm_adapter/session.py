@@ -18,6 +18,7 @@ from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.vllm_adapter import choice
 from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
+from spantrace.vllm_adapter.holder import held_by
 from spantrace.vllm_adapter.hooks import hooks_for
 from spantrace.vllm_adapter.installation import Installation
 from spantrace.vllm_adapter.probes import Probes, known_runner
@@ -147,25 +148,29 @@ def _time_record(event: Any, stream: Any) -> int:
 
 _busy = threading.Lock()
 _sessions: list[Session] = []
+_recorder: Connection | None = None
+"""Whose recording it is."""
 
 
 def forget() -> None:
     """After a fork: the child has nobody who would end the recording that it inherited."""
-    global _busy
-    _busy = threading.Lock()
+    global _busy, _recorder
+    _busy, _recorder = threading.Lock(), None
     while _sessions:
         _sessions.pop().stop_after_fork()
 
 
 def record(request: Frame, connection: Connection) -> None:
     """Serve one recording: install, stream until the client stops or goes away, remove."""
+    global _recorder
     if not _busy.acquire(blocking=False):
-        why = "this server is already being recorded; wait until that recording ends"
-        connection.send({"type": "refused", "why": why})
+        connection.send(held_by(_recorder))
         return
+    _recorder = connection
     try:
         _record(request, connection)
     finally:
+        _recorder = None
         _busy.release()
 
 
