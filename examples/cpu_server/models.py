@@ -149,8 +149,8 @@ def dflash_config(architecture: str, block_size: int, **more: Any) -> Config:
 
 
 def nemotron_config() -> Config:
-    """A hybrid of Mamba2, attention and MLP layers."""
-    pattern = "M-M*M-M*"
+    """A hybrid of Mamba2, attention and MLP layers; beside a drafter its Mamba layers make two KV-cache groups."""
+    pattern = "MM-MM*M-M*"
     shared = config("NemotronHForCausalLM", len(pattern), model_type="nemotron_h")
     for absent in ("hidden_act", "rms_norm_eps", "rope_theta"):
         del shared[absent]

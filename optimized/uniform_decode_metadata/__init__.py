@@ -1,49 +1,37 @@
-"""Build a Mamba layer's metadata of a step that only decodes without sorting its requests into decodes and prefills."""
+"""Build the Mamba layers' metadata of a step that only decodes once for all their groups, and without sorting it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
 from optimized.uniform_decode_metadata.sources import BUILD, SOURCES
 
 if TYPE_CHECKING:
-    from optimized.cases import Case
     from optimized.reference_cycle.settings import Settings
 
 
 def _memory(settings: Settings) -> int:
-    """The kept offsets of a request's state blocks, int32."""
-    return 4 * (1 + settings.speculative)
-
-
-def _switch() -> Switch:
-    from optimized.uniform_decode_metadata.vllm import Shortcut
-
-    return Shortcut()
-
-
-def _cases() -> list[Case]:
-    from optimized.uniform_decode_metadata.reference import cases
-
-    return cases()
+    """The kept offsets of a request's state blocks, int32, and a batch's columns that a step's groups share, int64."""
+    return (4 + 8 * settings.batch) * (1 + settings.speculative)
 
 
 OPTIMIZATION = Optimization(
     id="uniform-decode-metadata",
-    summary="a step in which all requests decode is not sorted into decodes and prefills for each Mamba layer group",
+    summary="a step in which all requests decode is not sorted into decodes and prefills, and Mamba's groups share it",
     seed="vLLM, four fixes for DFlash and DSpark, fix 4",
     figure="target input preparation 1.75 to 1.58 ms a cycle on a GB200, claimed there",
     targets=("target.metadata.mamba",),
     seams=(Seam(BUILD, "vllm >=0.26,!=0.27.*,<0.34"),),
     requirements=(needs_package("vllm"),),
-    guard="no request is prefilling and no query is longer than the decode threshold; a hit is one build",
+    guard="no request is prefilling and no query is longer than the decode threshold; a hit is one group's build",
     agreement=Agreement.BITWISE,
     memory=_memory,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.uniform_decode_metadata.vllm:Shortcut"),
+    cases=late("optimized.uniform_decode_metadata.reference:cases"),
     sources=SOURCES,
     evidence="tests/servers/test_optimize.py::test_it_has_hits_and_its_metadata_is_the_full_chains_on_every_build",
 )

@@ -29,15 +29,14 @@ class Offsets:
         """Let go of them."""
         self._kept.clear()
 
-    def last_blocks(self, table: Tensor, lengths: Tensor, block_size: int, count: int) -> Tensor:
-        """The `count` blocks of each request, int32 [B, count], from the one that holds its last token on.
+    def rows(self, lengths: Tensor, block_size: int, count: int) -> Tensor:
+        """The `count` blocks of each request from the one that holds its last token on, int64 [B, count].
 
-        `table` is int32 [B, blocks] and `lengths` int32 [B]; a request without tokens gets its first ones.
+        `lengths` is int32 [B]; a request without tokens gets its first ones. They are columns of its block table.
         """
         first = (lengths - 1) // block_size
         first.clamp_(min=0)
-        wanted = (first.unsqueeze(1) + self._offsets(table.device, count)).to(torch.int64)
-        return torch.gather(table, 1, wanted)
+        return (first.unsqueeze(1) + self._offsets(lengths.device, count)).to(torch.int64)
 
     def _offsets(self, device: torch.device, count: int) -> Tensor:
         offsets = self._kept.get((device, count))

@@ -15,12 +15,13 @@ POISON = -(2**30)
 
 @dataclass(frozen=True)
 class Shape:
-    """B requests of K drafts each, and a table of so many blocks of so many tokens."""
+    """B requests of K drafts each, and in each of G groups a table of so many blocks of so many tokens."""
 
     batch: int
     drafts: int
     blocks: int = 12
     block_size: int = 4
+    groups: int = 1
 
 
 class Step:
@@ -29,17 +30,18 @@ class Step:
     def __init__(self, shape: Shape, advances: tuple[int | None, ...], start: int, place: Place) -> None:
         self.shape, self.pattern, self.step, self.device = shape, advances, 0, place.device
         random = torch.Generator().manual_seed(3)
-        table = torch.randint(1, 1000, (shape.batch, shape.blocks), generator=random, dtype=torch.int32)
-        self.table = table.to(place.device)
+        table = torch.randint(1, 1000, (shape.groups, shape.batch, shape.blocks), generator=random, dtype=torch.int32)
+        self.tables = table.to(place.device)
         self.lengths = torch.full((shape.batch,), start, dtype=torch.int32, device=place.device)
         self.split = torch.zeros(4, dtype=torch.int64)
-        self.states = torch.zeros(shape.batch, 1 + shape.drafts, dtype=torch.int32, device=place.device)
+        width = shape.groups, shape.batch, 1 + shape.drafts
+        self.states = torch.zeros(width, dtype=torch.int32, device=place.device)
         self.offsets = Offsets()
         self._draw()
 
     def inputs(self) -> dict[str, Tensor]:
         """The queries, what prefills, the contexts and their blocks."""
-        return {name: getattr(self, name) for name in ("queries", "is_prefilling", "lengths", "table")}
+        return {name: getattr(self, name) for name in ("queries", "is_prefilling", "lengths", "tables")}
 
     def poison(self) -> None:
         """Fill both results."""
@@ -55,18 +57,18 @@ class Step:
         self.split[:] = torch.tensor([decodes, len(queries) - decodes, tokens, sum(queries) - tokens])
         for row, length in enumerate(self.lengths.tolist()):
             first = max((length - 1) // self.shape.block_size, 0)
-            self.states[row] = self.table[row, first : first + 1 + self.shape.drafts]
+            self.states[:, row] = self.tables[:, row, first : first + 1 + self.shape.drafts]
         return self._results()
 
     def fast(self) -> dict[str, Tensor]:
-        """The shortcut where it is taken, and the offsets kept."""
+        """The shortcut where it is taken, the offsets kept, and their rows shared by the groups."""
         if why_not(self.is_prefilling, int(self.queries.max()), 1 + self.shape.drafts):
             self.reference()
         else:
             self.split[:] = torch.tensor([len(self.queries), 0, int(self.queries.sum()), 0])
-        self.states[:] = self.offsets.last_blocks(
-            self.table, self.lengths, self.shape.block_size, 1 + self.shape.drafts
-        )
+        rows = self.offsets.rows(self.lengths, self.shape.block_size, 1 + self.shape.drafts)
+        for table, states in zip(self.tables, self.states, strict=True):
+            states[:] = torch.gather(table, 1, rows)
         return self._results()
 
     def next(self) -> None:
@@ -90,7 +92,7 @@ class Step:
 
 
 def cases() -> list[Case]:
-    """All and none accepted, idle rows, prefills among decodes, odd shapes, the table's end, and 20 steps."""
+    """All and none accepted, idle rows, prefills among decodes, odd shapes, the table's end, groups, and 20 steps."""
 
     def case(name: str, shape: Shape, advances: tuple[int | None, ...], start: int = 7, steps: int = 1) -> Case:
         return Case(name, lambda place: Step(shape, advances, start, place), steps)
@@ -105,5 +107,7 @@ def cases() -> list[Case]:
         case("odd shapes", Shape(7, 5, blocks=13, block_size=3), (1, 6, 2)),
         case("no drafts", Shape(3, 0), (1,)),
         case("capacity reached", Shape(3, 3), (4,), start=36, steps=2),
-        case("20 steps", Shape(4, 3, blocks=40), (1, 4, None, 2, 3), start=0, steps=20),
+        case("five groups", Shape(3, 3, groups=5), (4, 1, 2), steps=3),
+        case("groups with prefills", Shape(4, 2, groups=2), (3, None), steps=2),
+        case("20 steps", Shape(4, 3, blocks=40, groups=2), (1, 4, None, 2, 3), start=0, steps=20),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _BACKENDS = "vllm.v1.attention.backends."
 BUILD = _BACKENDS + "mamba_attn:BaseMambaAttentionMetadataBuilder._compute_common_metadata"
+UPDATE = _BACKENDS + "mamba_attn:BaseMambaAttentionMetadataBuilder._update_metadata_for_cudagraph_capture"
 SPLIT = _BACKENDS + "utils:split_decodes_and_prefills"
 BLOCK_TABLE = _BACKENDS + "utils:mamba_get_block_table_tensor"
 
@@ -34,5 +35,14 @@ SOURCES: dict[str, dict[str, str]] = {
         "0.31.0": "d8334eaa641e63fc8da235a856317c2f7f56551c1719a309c3f430d4da853629",
         "0.32.0": "335941a71af81619d8bae7dcab495de176ba7ac7b6c6dba3bc25ca9a60760004",
         "0.33.0": "782b3810358b14a97ea43b635b4aa9d6932aa68452eaeb9cc7152427f738a5b4",
+    },
+    UPDATE: {
+        "0.26.0": "475ea80306362fcf2d068fd7be2f0caa6aa5e9f5924a6f89e3410c08bc68897e",
+        "0.28.0": "b832bc605c1ae7fd9528967acb3037feb6555005cfd28fde886ed60f46415828",
+        "0.29.0": "b832bc605c1ae7fd9528967acb3037feb6555005cfd28fde886ed60f46415828",
+        "0.30.0": "b5c9f8d95ade2ccb1cb6f0eed37eae02902e69f5c144bd93a9905c0b0568e45a",
+        "0.31.0": "2b6130c794a2f67149cdd9ffbdb11420a6cac5cd0b1e87a4a66c184a88fc3e95",
+        "0.32.0": "9de8815a47686589b171140aaa99e5edec9bd576fec2a8957edb56c2d8769320",
+        "0.33.0": "9de8815a47686589b171140aaa99e5edec9bd576fec2a8957edb56c2d8769320",
     },
 }

@@ -14,14 +14,18 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
+import torch
 from packaging.version import Version
 from torch import Tensor
 
 from optimized.optimization import Counts
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
+from optimized.uniform_decode_metadata.sharing import SHARED, FirstBuild
+from optimized.uniform_decode_metadata.sources import UPDATE
 from spantrace.patching import Function
 
 _FIRST, _LAST, _TABLE = "query_lens_cpu", "split_decodes_and_prefills", "mamba_get_block_table_tensor"
+_INTO_BUFFERS = UPDATE.rpartition(".")[2]
 _SHORTCUT = """
 def make(spantrace_all_decode, spantrace_block_table):
     if spantrace_all_decode(is_prefilling, common_attn_metadata.max_query_len, decode_threshold):
@@ -74,23 +78,26 @@ def with_shortcut(original: Function, text: str, all_decode: Function, block_tab
 
 
 class Shortcut:
-    """The switch; a hit is a build that took the shortcut."""
+    """The switch; a hit is a build that took the shortcut, or an earlier group's result of the same step."""
 
     def __init__(self) -> None:
         self.counts = Counts()
         self.offsets = Offsets()
+        self._first: FirstBuild | None = None
+        self._rows: Tensor | None = None
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
         """The one seam."""
         return {"BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten}
 
     def allocated(self) -> int:
-        """Bytes of the kept offsets."""
-        return self.offsets.nbytes()
+        """Bytes of the kept offsets, and of the rows that a step's groups share."""
+        return self.offsets.nbytes() + (self._first.nbytes() if self._first else 0)
 
     def close(self) -> None:
-        """Drop the offsets."""
+        """Drop the offsets and what was kept of the last step."""
         self.offsets.clear()
+        self._first = self._rows = None
 
     def all_decode(self, is_prefilling: Tensor, longest_query: int, decode_threshold: int) -> bool:
         """Whether the batch need not be sorted; counted."""
@@ -109,10 +116,57 @@ class Shortcut:
         if mode != "align":
             return stock(table, lengths, spec, mode)
         try:
-            return self.offsets.last_blocks(table, lengths, spec.block_size, 1 + spec.num_speculative_blocks)
+            self._rows = self.offsets.rows(lengths, spec.block_size, 1 + spec.num_speculative_blocks)
+            return torch.gather(table, 1, self._rows)
         except Exception as error:
+            self._rows = None
             self.counts.failed(error)
             return stock(table, lengths, spec, mode)
+
+    def sharing(self, original: Function, build: Function, block_table: Function) -> Function:
+        """The method `original` as `build` does it for a step's first group, whose result the later ones take."""
+
+        @wraps(original)
+        def compute(
+            builder: Any, common_attn_metadata: Any, *, num_accepted_tokens: Tensor | None = None, **others: Any
+        ) -> Any:
+            given = builder, common_attn_metadata, num_accepted_tokens
+            if (taken := self._taken(*given, block_table)) is not None:
+                return taken
+            self._first = self._rows = None
+            before = self.counts.hits
+            metadata = build(builder, common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **others)
+            if self.counts.hits > before:
+                self._keep(original, *given, metadata)
+            return metadata
+
+        return compute
+
+    def _taken(self, builder: Any, common: Any, accepted: Tensor | None, block_table: Function) -> Any:
+        """An earlier group's result as this group's; None where there is none that fits."""
+        first = self._first
+        if first is None:
+            return None
+        try:
+            if not first.serves(builder, common, accepted):
+                return None
+            table, mode = common.block_table_tensor, builder.vllm_config.cache_config.mamba_cache_mode
+            blocks = partial(block_table, table, common.seq_lens, builder.kv_cache_spec, mode)
+            metadata = first.take(builder, table, blocks)
+        except Exception as error:
+            self.counts.failed(error)
+            return None
+        self.counts.hits += 1
+        self.counts.sorts[SHARED] += 1
+        return metadata
+
+    def _keep(self, original: Function, builder: Any, common: Any, accepted: Tensor | None, metadata: Any) -> None:
+        """Keep a first build for the later groups, unless a subclass puts it into buffers in a way of its own."""
+        try:
+            if getattr(builder, _INTO_BUFFERS).__func__.__globals__ is original.__globals__:
+                self._first = FirstBuild.of(builder, common, accepted, metadata, self._rows)
+        except Exception as error:
+            self.counts.failed(error)
 
     def _rewritten(self, original: Function) -> Function:
         from vllm import __version__
@@ -120,4 +174,5 @@ class Shortcut:
         stock = original.__globals__[_TABLE]
         keeps = Version(__version__) < _ONE_KERNEL
         block_table = partial(self.block_table, stock) if keeps else stock
-        return with_shortcut(original, inspect.getsource(original), self.all_decode, block_table)
+        build = with_shortcut(original, inspect.getsource(original), self.all_decode, block_table)
+        return self.sharing(original, build, block_table)

@@ -240,6 +240,11 @@ def _refuse(names: list[str], error: Exception) -> None:
 def _less(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
     if before is None:
         return now
-    reasons = {reason: count - before["reasons"].get(reason, 0) for reason, count in now["reasons"].items()}
     totals = {name: now[name] - before[name] for name in ("hits", "fallbacks", "errors")}
-    return {"id": now["id"], **totals, "reasons": {reason: count for reason, count in reasons.items() if count}}
+    sorts = _fewer(now.get("sorts", {}), before.get("sorts", {}))
+    reasons = _fewer(now["reasons"], before["reasons"])
+    return {"id": now["id"], **totals, "reasons": reasons, **({"sorts": sorts} if sorts else {})}
+
+
+def _fewer(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: left for name, count in now.items() if (left := count - before.get(name, 0))}

@@ -28,7 +28,7 @@ def main(before: str) -> None:
         vllm.__version__ = "0.99.0"
     load_general_plugins()
     found = vars(builder())[METHOD]
-    replaced = found is not foreign and "spantrace_all_decode" in found.__code__.co_freevars
+    replaced = found is not foreign and hasattr(found, "__wrapped__")
     later = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True)
     print(json.dumps({**choice.describe(), "replaced": replaced, "child": later.stderr}))
 

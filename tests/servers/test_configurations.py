@@ -91,7 +91,7 @@ SYNTHETIC: dict[str, Any] = {"method": "dflash", "acceptance": ACCEPTANCE}
 CASES = [
     Case("V2-dspark", SYNTHETIC | {"method": "dspark", "runner": "V2"}, V2, tokens=12, runner="V2"),
     Case("V2-dflash", SYNTHETIC | {"runner": "V2", "async_scheduling": True}, V2, tokens=12, runner="V2"),
-    Case("nemotron", SYNTHETIC | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 1}),
+    Case("nemotron", SYNTHETIC | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 2}),
     Case("eagle3", {"method": "eagle3"}, V1_IN_TURN),
     Case("draft_model", {"method": "draft_model"}, V1_IN_TURN),
     Case("ngram", {"method": "ngram"}, V1_NGRAM, USUAL | {"DRAFT_SKIPPED"}),

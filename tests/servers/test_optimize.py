@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-CHOSEN = "uniform-decode-metadata"
+CHOSEN, SHARED = "uniform-decode-metadata", "shared by a step's KV groups"
 ADOPTION = Path(__file__).with_name("adopt_in_this_process.py")
 
 
@@ -63,9 +63,11 @@ def test_it_has_hits_and_its_metadata_is_the_full_chains_on_every_build(
     assert (said["hits"] > 20, said["fallbacks"] > 0, said["errors"]) == (True, True, 0)
     assert said["hits"] + said["fallbacks"] == builds == sum(recording.spans.name == SPAN_ID["target.metadata.mamba"])
     assert set(said["reasons"]) <= {"a query is longer than a decode's", "a request is still prefilling"}
+    assert said["hits"] == 2 * said["sorts"][SHARED], "each step's second group takes the first one's result"
     assert [process["optimizations"] for process in recording.header["processes"]] == [[said], []]
     told = state_in(cli, str(path))
     assert (told["state"], told["hits"], told["fallbacks"]) == ("on", said["hits"], said["fallbacks"])
+    assert f"{said['hits'] // 2:,} hits {SHARED}" in told["remarks"]
 
 
 def test_a_server_says_what_is_on(server: CpuServer, cli: Cli) -> None:
@@ -97,7 +99,7 @@ def test_greedy_streams_are_the_same_without_it(serve: Serve, cli: Cli) -> None:
     [
         ("query-build", "query-build cannot be served: it fires in the built-in cycle only; try spantrace run"),
         (f"{CHOSEN},verify-k-plus-one", "verify-k-plus-one cannot be served: it fires in the built-in cycle only"),
-        ("nonsense", "no optimization is called 'nonsense'; choose from context-kv-cache, "),
+        ("nonsense", "no optimization is called 'nonsense'; choose from "),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(servers: None, cli: Cli, ids: str, why: str) -> None:
