@@ -180,7 +180,42 @@ def _builder() -> Any:
     return sys.modules[_MAMBA].BaseMambaAttentionMetadataBuilder
 
 
+_DSPARK = "vllm.v1.worker.gpu.spec_decode.dspark.speculator"
+_LOOP = "_sample_sequential"
+_drafts: list[list[Any]] = []
+
+
+def _compare_drafts() -> None:
+    """Let every DSpark draft also run the loop that was replaced, on the same inputs, and keep what both drafted."""
+    owner = _speculator()
+    ours = vars(owner)[_LOOP]
+
+    @functools.wraps(ours)
+    def both(speculator: Any, requests: int, hidden: Any) -> None:
+        tokens, found = speculator.draft_tokens[:requests], []
+        for side in (ours.__wrapped__, ours):
+            tokens.fill_(-1)
+            side(speculator, requests, hidden)
+            found.append(tokens.tolist())
+        _drafts.append(found)
+
+    _mended.append(ours)
+    setattr(owner, _LOOP, both)
+
+
+def _mend_drafts() -> None:
+    """Undo `_compare_drafts`."""
+    setattr(_speculator(), _LOOP, _mended.pop())
+
+
+def _speculator() -> Any:
+    return sys.modules[_DSPARK].DSparkSpeculator
+
+
 QUESTIONS = {
+    "compare_drafts": _compare_drafts,
+    "compared_drafts": lambda: _drafts,
+    "mend_drafts": _mend_drafts,
     "compare_builds": _compare_builds,
     "compared_builds": lambda: (_builds[0], _different),
     "mend_builds": _mend_builds,

@@ -1,0 +1,153 @@
+"""The vLLM functions that are replaced or relied on, and the sha256 of their sources in each known version."""
+
+from __future__ import annotations
+
+_SPECULATORS = "vllm.v1.worker.gpu.spec_decode."
+_DSPARK = _SPECULATORS + "dspark.speculator:DSparkSpeculator."
+_MODELS = "vllm.model_executor.models.qwen3_dspark:"
+_LOGITS = "vllm.model_executor.layers.logits_processor:LogitsProcessor."
+SAMPLE = _DSPARK + "_sample_sequential"
+REPLAY = "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph"
+
+SOURCES: dict[str, dict[str, str]] = {
+    SAMPLE: {
+        "0.26.0": "0000f70018c8aa9d22d99f1726008749a17367f194af7460f2eddbce47cf8a35",
+        "0.28.0": "0802c9adac7f4584f139d60387f148825d787682bf0bf7df29d6afdcd3082873",
+        "0.29.0": "0802c9adac7f4584f139d60387f148825d787682bf0bf7df29d6afdcd3082873",
+        "0.30.0": "cf930e265cf89388dc1f174462a36d11194e91dfb4222d57f5afd3ee044fc1ca",
+        "0.31.0": "cf930e265cf89388dc1f174462a36d11194e91dfb4222d57f5afd3ee044fc1ca",
+        "0.32.0": "cf930e265cf89388dc1f174462a36d11194e91dfb4222d57f5afd3ee044fc1ca",
+        "0.33.0": "02837e4178e165733aa337e84b61bec797d86870527a3afc6998a044a45d4cb6",
+    },
+    REPLAY: {
+        "0.26.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.28.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.29.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.30.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.31.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.32.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+        "0.33.0": "af0da51c4ca27ed318af8d50baaaec3074de33820b2f1be4a6b75de1510a9bb3",
+    },
+    _DSPARK + "__init__": {
+        "0.26.0": "cc4bdaa5fd8cf53b06e6d3536e4b7f17c31467a1cbfe202112f4db9d48512d07",
+        "0.28.0": "6f09ee1ad7cc03e805dce65170734d0a7297f5350d7e7be4f8d38ad74d08c809",
+        "0.29.0": "6f09ee1ad7cc03e805dce65170734d0a7297f5350d7e7be4f8d38ad74d08c809",
+        "0.30.0": "78492be34c247517771f458ac1bd6aec2f103623681f6a57577c51d287544efb",
+        "0.31.0": "78492be34c247517771f458ac1bd6aec2f103623681f6a57577c51d287544efb",
+        "0.32.0": "78492be34c247517771f458ac1bd6aec2f103623681f6a57577c51d287544efb",
+        "0.33.0": "78492be34c247517771f458ac1bd6aec2f103623681f6a57577c51d287544efb",
+    },
+    _DSPARK + "_generate_draft": {
+        "0.26.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.28.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.29.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.30.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.31.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.32.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+        "0.33.0": "d7e82b87fdbadbdd08957bd5bd7d32251a0ef8f957a4a0d910b140824aa2237d",
+    },
+    _DSPARK + "_sample_logits": {
+        "0.28.0": "e8898f276d06403eed91c2f21cb9e97ef1b68920b06413e11d8b3fe5497b4588",
+        "0.29.0": "58a7f42b00db2e8102a1f91bf60582a37ba60b0868ae49dc6d442b5151ae4d91",
+        "0.30.0": "50a57ca3531f1a4cb4831d75786a4776eb351b004fac045d4f5d805b4d8f4bd2",
+        "0.31.0": "6932bdac5f364af7c21b582d58269314b1be447faa5a73ef943828c4187d5abb",
+        "0.32.0": "0dacfe599291618cb212bb73c661947ce82c8395230cb5329e29a2c3aa85f376",
+        "0.33.0": "0dacfe599291618cb212bb73c661947ce82c8395230cb5329e29a2c3aa85f376",
+    },
+    _SPECULATORS + "speculator:DraftModelSpeculator._maybe_predict_acceptance": {
+        "0.30.0": "15729547a489fde2cab3e99a71dbf3eeb818aaa969f16816d31969849929305a",
+        "0.31.0": "86ccc79075b034de2641a6d3bd15b194d25cf56aecd34b421ebfea84544c3653",
+        "0.32.0": "86ccc79075b034de2641a6d3bd15b194d25cf56aecd34b421ebfea84544c3653",
+        "0.33.0": "86ccc79075b034de2641a6d3bd15b194d25cf56aecd34b421ebfea84544c3653",
+    },
+    _MODELS + "DSparkMarkovHead.__init__": {
+        "0.26.0": "0c294c52cae908b0c76781a017385230f7d9218c0d2abc4055c12b71958f6718",
+        "0.28.0": "a6403e418e00b7b73f460d694f20c555fd95d87bc849d139a6f048f8d3b93b0f",
+        "0.29.0": "a6403e418e00b7b73f460d694f20c555fd95d87bc849d139a6f048f8d3b93b0f",
+        "0.30.0": "cc1dbcb45cb57bcf32d00304e189aaca51bdbc5f33a48afece2b1727d29743cd",
+        "0.31.0": "cc1dbcb45cb57bcf32d00304e189aaca51bdbc5f33a48afece2b1727d29743cd",
+        "0.32.0": "cc1dbcb45cb57bcf32d00304e189aaca51bdbc5f33a48afece2b1727d29743cd",
+        "0.33.0": "cc1dbcb45cb57bcf32d00304e189aaca51bdbc5f33a48afece2b1727d29743cd",
+    },
+    _MODELS + "DSparkMarkovHead.embed": {
+        "0.26.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.28.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.29.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.30.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.31.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.32.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+        "0.33.0": "982e356c4f8d169bf4e3c292fde11a6776065d030b87040ca4fb09f094d942e9",
+    },
+    _MODELS + "DSparkMarkovHead.bias": {
+        "0.26.0": "1068c3f2486b67ad558c811256576be663cfe14359ebd730988050d39aecb49a",
+        "0.28.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+        "0.29.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+        "0.30.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+        "0.31.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+        "0.32.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+        "0.33.0": "89db3bba9308fb2c04e4457cac293c23a03fcd77dd24d291e8ec11c670dedfd7",
+    },
+    _MODELS + "Qwen3DSparkForCausalLM.compute_draft_logits": {
+        "0.26.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.28.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.29.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.30.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.31.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.32.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+        "0.33.0": "b4a90347595901245017998ed710755bf4a17dee2cb8cf0fa4e91df714c0754f",
+    },
+    _MODELS + "Qwen3DSparkForCausalLM.map_draft_to_target": {
+        "0.26.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.28.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.29.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.30.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.31.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.32.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+        "0.33.0": "01bd1f3b8626e31004d3572bbd6ac9c87a5a45dc7233d23fa9f4a335563051c5",
+    },
+    _MODELS + "Qwen3DSparkForCausalLM.markov_embed": {
+        "0.26.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.28.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.29.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.30.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.31.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.32.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+        "0.33.0": "6aea090bf879b1d67648415da4c1b251d2a0c743fffc433ee599a24453d23e59",
+    },
+    _MODELS + "Qwen3DSparkForCausalLM.markov_bias": {
+        "0.26.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.28.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.29.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.30.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.31.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.32.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+        "0.33.0": "7f007cb8ce10c2d25e4486ae6a40047a0770e44b6f059762e40424521b678868",
+    },
+    _LOGITS + "forward": {
+        "0.26.0": "623ff66badcde8e60037caa001cd4d03cb03b6f2b8b1b8bc5195707dc0273c53",
+        "0.28.0": "623ff66badcde8e60037caa001cd4d03cb03b6f2b8b1b8bc5195707dc0273c53",
+        "0.29.0": "85b544ca3eff53d3b47f5ca62607672e9c61621a26f4ff5c78a5186b7ddf11a2",
+        "0.30.0": "85b544ca3eff53d3b47f5ca62607672e9c61621a26f4ff5c78a5186b7ddf11a2",
+        "0.31.0": "85b544ca3eff53d3b47f5ca62607672e9c61621a26f4ff5c78a5186b7ddf11a2",
+        "0.32.0": "85b544ca3eff53d3b47f5ca62607672e9c61621a26f4ff5c78a5186b7ddf11a2",
+        "0.33.0": "85b544ca3eff53d3b47f5ca62607672e9c61621a26f4ff5c78a5186b7ddf11a2",
+    },
+    _LOGITS + "_get_logits": {
+        "0.26.0": "95dae45791d870e59f1d07d04e4dc09b34ee8aa41682c847930c946360df714e",
+        "0.28.0": "dcebd80dfb945895b685df7bc0adf385d2a39f98de39b4c79a82ade0a649fa28",
+        "0.29.0": "9556236747c98a0f242ddda23bf1ce2cdb190983b685d06c51216a079b3625a7",
+        "0.30.0": "9556236747c98a0f242ddda23bf1ce2cdb190983b685d06c51216a079b3625a7",
+        "0.31.0": "9556236747c98a0f242ddda23bf1ce2cdb190983b685d06c51216a079b3625a7",
+        "0.32.0": "9556236747c98a0f242ddda23bf1ce2cdb190983b685d06c51216a079b3625a7",
+        "0.33.0": "9556236747c98a0f242ddda23bf1ce2cdb190983b685d06c51216a079b3625a7",
+    },
+    _LOGITS + "_apply_head": {
+        "0.26.0": "6f8281e5a6818d5d61c6b25a71fe1093e748c1698a0eac1a8265601a76251ec5",
+        "0.28.0": "6f8281e5a6818d5d61c6b25a71fe1093e748c1698a0eac1a8265601a76251ec5",
+        "0.29.0": "8c6519d221de62f8b94190317a8a1fadf17ae4f7c374c03ec95bb0a5a9877e2a",
+        "0.30.0": "8c6519d221de62f8b94190317a8a1fadf17ae4f7c374c03ec95bb0a5a9877e2a",
+        "0.31.0": "8c6519d221de62f8b94190317a8a1fadf17ae4f7c374c03ec95bb0a5a9877e2a",
+        "0.32.0": "8c6519d221de62f8b94190317a8a1fadf17ae4f7c374c03ec95bb0a5a9877e2a",
+        "0.33.0": "8c6519d221de62f8b94190317a8a1fadf17ae4f7c374c03ec95bb0a5a9877e2a",
+    },
+}
