@@ -37,18 +37,42 @@ def discover() -> dict[str, Optimization]:
             if declared.id in found:
                 raise ValueError(f"two folders declare {declared.id}")
             found[declared.id] = declared
+    if clash := {item.named_set for item in found.values()} & found.keys():
+        raise ValueError(f"a set is called {', '.join(sorted(clash))}, as an optimization is")
     return dict(sorted(found.items()))
 
 
-def select(text: str, vllm: str | None = None) -> list[str]:
-    """The ids that "a,b", "all" or "none" names; raises SpantraceError for an unknown one.
+def select(text: str, vllm: str | None = None, device: str | None = None) -> list[str]:
+    """The ids that "a,b", "all" or "none" names, with named sets; raises SpantraceError for an unknown one.
 
-    All are those with a seam in the built-in cycle, or in the vLLM of that version, less those that rebuild stock.
+    All are those with a seam in the built-in cycle, or in the vLLM of that version, less those that rebuild stock and
+    those `left_out`.
     """
     if text in ("all", "none"):
-        chosen = [name for name, item in discover().items() if item.seams_at(vllm) and not item.restores]
-        return chosen if text == "all" else []
-    return _known(part.strip() for part in text.split(","))
+        without = left_out(text, vllm, device)
+        fitting = [name for name, item in discover().items() if item.seams_at(vllm) and not item.restores]
+        return [name for name in fitting if name not in without and text == "all"]
+    return _known(members(part.strip() for part in text.split(",")))
+
+
+def left_out(text: str, vllm: str | None = None, device: str | None = None) -> dict[str, str]:
+    """By id, why "all", and no other text, leaves out what this machine cannot do, or not on that device of it."""
+    fitting = {name: item for name, item in discover().items() if item.seams_at(vllm) and text == "all"}
+    return {name: "; ".join(unmet) for name, item in fitting.items() if (unmet := item.unmet(device))}
+
+
+def members(names: Iterable[str]) -> list[str]:
+    """The same names, with the ids of a set in place of its name."""
+    return [one for name in names for one in sets().get(name, [name])]
+
+
+def sets() -> dict[str, list[str]]:
+    """The named sets, in order of their names, and the ids in each."""
+    found: dict[str, list[str]] = {}
+    for name, item in discover().items():
+        if item.named_set:
+            found.setdefault(item.named_set, []).append(name)
+    return dict(sorted(found.items()))
 
 
 def with_stock(on: Iterable[str], restored: Iterable[str]) -> list[str]:
@@ -117,7 +141,7 @@ def prepare(ids: Iterable[str], vllm: str | None = None, place: Place | None = N
     """
     wanted = [name for name in _known(ids) if name not in _applied]
     for name in wanted:
-        if reasons := discover()[name].unmet():
+        if reasons := discover()[name].unmet(place.device if place else None):
             raise SpantraceError(f"{name} cannot be applied: {'; '.join(reasons)}")
     taken = {seam.owner: name for name, item in _applied.items() for seam in item.seams}
     planned: dict[str, _Applied] = {}
@@ -179,7 +203,7 @@ def _known(ids: Iterable[str]) -> list[str]:
     unique = list(dict.fromkeys(ids))
     for name in unique:
         if name not in discover():
-            raise SpantraceError(f"no optimization is called {name!r}; choose from {', '.join(discover())}")
+            raise SpantraceError(f"no optimization is called {name!r}; choose from {', '.join([*discover(), *sets()])}")
     return unique
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from optimized.launching import INTERPRET, why_no_kernels, why_no_kernels_here
 from optimized.reference_cycle.settings import DRAFTERS
 from optimized.seams import BUILT_IN, Seam, is_specifier
 from spantrace.patching import Function
@@ -29,6 +30,7 @@ STOCK_OF = "stock-"
 """What the id of one that rebuilds stock begins with, before the id of the fix that it takes out."""
 MOST_REASONS, LONGEST_REASON = 16, 80
 """Errors that are told apart while a switch is on, and the characters of each one's first line that are kept."""
+_WORDS = ("all", "none")
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -45,10 +47,15 @@ class Agreement(Enum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """`sentence` says what must hold; `unmet()` says why it does not here, None where it does."""
+    """`sentence` says what must hold; `unmet()` why it does not here, `unmet_on` on a device; None where it does."""
 
     sentence: str
     unmet: Callable[[], str | None]
+    unmet_on: Callable[[str], str | None] | None = None
+
+    def why_not(self, device: str | None) -> str | None:
+        """Why it does not hold on a device, or on what this machine would choose."""
+        return self.unmet() if device is None or self.unmet_on is None else self.unmet_on(device)
 
 
 def needs_package(name: str) -> Requirement:
@@ -56,16 +63,23 @@ def needs_package(name: str) -> Requirement:
     return Requirement(f"{name} is installed", lambda: None if find_spec(name) else f"{name} is not installed")
 
 
+def needs_kernels() -> Requirement:
+    """That Triton's kernels run here: compiled on a GPU, or interpreted on a CPU where that is asked for."""
+    return Requirement(f"triton is installed, and there is a GPU or {INTERPRET}=1", why_no_kernels_here, why_no_kernels)
+
+
 @dataclass
 class Counts:
     """How often calls took the optimized way, fell back, or failed and fell back, the latter two by reason.
 
     In the built-in cycle a hit is a cycle, whatever the number of calls in it: those of two switches can be compared.
+    `sorts` are hits that a report tells apart from the others, by what is special about them.
     """
 
     hits: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    sorts: Counter[str] = field(default_factory=Counter)
 
     def failed(self, error: Exception) -> None:
         """Count an error by its type and the beginning of its text; the sorts that are told apart are limited."""
@@ -77,7 +91,7 @@ class Counts:
         """Plain values for a recording's header."""
         reasons = {**self.fallbacks, **self.errors}
         totals = {"hits": self.hits, "fallbacks": self.fallbacks.total(), "errors": self.errors.total()}
-        return {"id": name, **totals, "reasons": reasons}
+        return {"id": name, **totals, "reasons": reasons, **({"sorts": dict(self.sorts)} if self.sorts else {})}
 
     def warning(self, name: str) -> str | None:
         """What to tell about a switch that never fired; None where it did."""
@@ -109,23 +123,23 @@ def guarded(
 ) -> Function:
     """`fast` where `why_not` has no reason against these arguments, else `original`; counted either way.
 
-    Where `fast` fails, `recover` is called with the error and the arguments and `original` answers: fast must leave
-    nothing that the original does not overwrite.
+    Where `fast` or `why_not` fails, `recover` is called with the error and the arguments and `original` answers: fast
+    must leave nothing that the original does not overwrite.
     """
 
     @wraps(original)
     def call(*args: Any) -> Any:
-        reason = why_not(*args)
-        if reason is not None:
-            if count_hits:
-                counts.fallbacks[reason] += 1
-            return original(*args)
         try:
-            result = fast(*args)
+            if (reason := why_not(*args)) is None:
+                result = fast(*args)
         except Exception as error:
             counts.failed(error)
             if recover:
                 recover(error, *args)
+            return original(*args)
+        if reason is not None:
+            if count_hits:
+                counts.fallbacks[reason] += 1
             return original(*args)
         counts.hits += count_hits
         return result
@@ -142,7 +156,7 @@ class Optimization:
     into the seams of the built-in cycle, `vllm_switch` into those of vLLM, and `cases` what it is judged on. A
     `live_switchable` one can be put on and taken off between any two steps, another one at the start only. `contest`
     is what it is timed on at given settings; a PINNED one says on which torch it was `proven`. In the built-in cycle
-    it has hits with each of its `drafters`, and none with the others.
+    it has hits with each of its `drafters` alone, and, where it `needs_states`, with a target that keeps some.
 
     For vLLM, `sources` holds the sha256 of the source text of every function that is replaced or relied on, by
     "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
@@ -150,7 +164,7 @@ class Optimization:
     names its `evidence`: the test of a server, "path::test", or the recording in which it has hits.
 
     One that `restores` another takes it out of the versions that have it by themselves, so that its saving can be
-    measured there; it is declared in the same folder.
+    measured there; it is declared in the same folder. All of a `named_set` can be asked for together by its name.
     """
 
     id: str
@@ -175,6 +189,8 @@ class Optimization:
     contest: Callable[[Settings], Contest] | None = None
     proven: str = ""
     drafters: tuple[str, ...] = DRAFTERS
+    named_set: str = ""
+    needs_states: bool = False
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -195,6 +211,8 @@ class Optimization:
             raise ValueError(f"{self.id}: a PINNED optimization, and no other, says on which torch it was proven")
         if (self.id != STOCK_OF + self.restores) if self.restores else self.id.startswith(STOCK_OF):
             raise ValueError(f"{self.id}: what restores a fix, and nothing else, is called {STOCK_OF} and the fix's id")
+        if self.named_set and (not _ID.fullmatch(self.named_set) or self.named_set in (self.id, *_WORDS)):
+            raise ValueError(f"{self.id}: {self.named_set!r} cannot name a set of optimizations")
         self._check_places()
 
     def _check_places(self) -> None:
@@ -225,6 +243,6 @@ class Optimization:
         """Whether the vLLM of that version does the same by itself."""
         return bool(self.upstream) and vllm in SpecifierSet(self.upstream)
 
-    def unmet(self) -> list[str]:
-        """Why it cannot be applied here: the requirements that do not hold."""
-        return [reason for requirement in self.requirements if (reason := requirement.unmet()) is not None]
+    def unmet(self, device: str | None = None) -> list[str]:
+        """Why it cannot be applied here, or on one device of this machine: the requirements that do not hold."""
+        return [reason for requirement in self.requirements if (reason := requirement.why_not(device)) is not None]

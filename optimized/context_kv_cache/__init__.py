@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import ITEM_BYTES, Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import ITEM_BYTES, Agreement, Optimization, needs_package
 from optimized.seams import Seam
 
 if TYPE_CHECKING:
-    from optimized.cases import Case, Contest
     from optimized.reference_cycle.settings import Settings
 
 _DRAFTER = "optimized.reference_cycle.dflash:DFlashDrafter"
@@ -25,24 +25,6 @@ def _memory(settings: Settings) -> int:
     return (cached + weights) * item + 8 * (settings.batch + 1)
 
 
-def _switch() -> Switch:
-    from optimized.context_kv_cache.switch import ContextCaches
-
-    return ContextCaches()
-
-
-def _cases() -> list[Case]:
-    from optimized.context_kv_cache.reference import cases
-
-    return cases()
-
-
-def _contest(settings: Settings) -> Contest:
-    from optimized.context_kv_cache.contest import contest
-
-    return contest(settings)
-
-
 OPTIMIZATION = Optimization(
     id="context-kv-cache",
     summary="the drafter keeps its context's keys and values, projects new rows only, and attends to them in place",
@@ -55,8 +37,8 @@ OPTIMIZATION = Optimization(
     agreement=Agreement.TOLERANT,
     memory=_memory,
     live_switchable=True,
-    switch=_switch,
-    cases=_cases,
-    contest=_contest,
+    switch=late("optimized.context_kv_cache.switch:ContextCaches"),
+    cases=late("optimized.context_kv_cache.reference:cases"),
+    contest=late("optimized.context_kv_cache.contest:contest"),
     drafters=("dflash",),
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from optimized.context_kv_cache import cache
 from optimized.context_kv_cache.cache import Cache
 from optimized.optimization import Counts, guarded
+from optimized.passes import OLDER
 from optimized.reference_cycle.dflash import DFlashDrafter
 from spantrace.patching import Function
 
@@ -90,7 +91,7 @@ class ContextCaches:
         """The block's attention in layer `index`, on the cache."""
         layer, cells = drafter.layers[index], (drafter.slots, drafter.block_columns)
         mask = drafter.masks[layer.window, layer.causal]
-        return self.cache_of(drafter).attend(layer, index, (queries, keys, values), cells, mask)
+        return self.cache_of(drafter).attend(drafter, index, (queries, keys, values), cells, mask)
 
     def cache_of(self, drafter: DFlashDrafter) -> Cache:
         """The drafter's cache, made of everything that it has stored where it had none yet."""
@@ -109,7 +110,7 @@ class ContextCaches:
 
     def _why_not_read(self, drafter: DFlashDrafter, *_: Any) -> str | None:
         beside = self._of(drafter)
-        return beside.refused or (None if beside.written else "its graphs were captured before the switch")
+        return beside.refused or (None if beside.written else OLDER)
 
     def _give_up(self, error: Exception, drafter: DFlashDrafter, *_: Any) -> None:
         """Go without from now on; the stock columns are made again, for whoever reads them in this cycle."""

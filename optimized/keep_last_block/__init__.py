@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from optimized.keep_last_block.kept import METHODS
 from optimized.keep_last_block.restored import RESTORED_STOCK
 from optimized.keep_last_block.sources import ASK, FIND, LOCAL, SOURCES, SPLIT
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
-
-if TYPE_CHECKING:
-    from optimized.cases import Case
 
 __all__ = ["OPTIMIZATION", "RESTORED_STOCK"]
 _EVERYWHERE = "vllm >=0.26,!=0.27.*,<0.33"
-
-
-def _switch() -> Switch:
-    from optimized.keep_last_block.vllm import KeptBlocks
-
-    return KeptBlocks()
-
-
-def _cases() -> list[Case]:
-    from optimized.keep_last_block.reference import cases
-
-    return cases()
 
 
 OPTIMIZATION = Optimization(
@@ -48,8 +32,8 @@ OPTIMIZATION = Optimization(
     agreement=Agreement.BITWISE,
     memory=lambda _: 0,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.keep_last_block.vllm:KeptBlocks"),
+    cases=late("optimized.keep_last_block.reference:cases"),
     sources=SOURCES,
     upstream=">=0.33",
     methods=METHODS,

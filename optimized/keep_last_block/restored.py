@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from optimized.keep_last_block.kept import METHODS
 from optimized.keep_last_block.sources import FIND, LOCAL, SPLIT
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
-
-if TYPE_CHECKING:
-    from optimized.cases import Case
 
 _UPSTREAM = "vllm ==0.33.0"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
@@ -40,18 +36,6 @@ _HASHES = {
 """Of 0.33.0: what is replaced, and all that writes or reads which groups drop a block, as far as caching goes."""
 
 
-def _switch() -> Switch:
-    from optimized.keep_last_block.dropped import DroppedBlocks
-
-    return DroppedBlocks()
-
-
-def _cases() -> list[Case]:
-    from optimized.keep_last_block.dropped_reference import cases
-
-    return cases()
-
-
 RESTORED_STOCK = Optimization(
     id="stock-keep-last-block",
     restores="keep-last-block",
@@ -66,8 +50,8 @@ RESTORED_STOCK = Optimization(
     agreement=Agreement.BITWISE,
     memory=lambda _: 0,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.keep_last_block.dropped:DroppedBlocks"),
+    cases=late("optimized.keep_last_block.dropped_reference:cases"),
     sources={target: {"0.33.0": text} for target, text in _HASHES.items()},
     methods=METHODS,
     evidence="tests/versions/test_last_block_dropped.py::test_a_prompt_sent_again_has_hits_of_exactly_one_block_less",

@@ -10,6 +10,7 @@ from optimized.cases import Contest, behind_a_shallow_target
 from optimized.query_build.lookup import OneLookup
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.dflash import DFlashDrafter
+from optimized.reference_cycle.embedding import look_up
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import Target
 
@@ -24,11 +25,17 @@ def contest(settings: Settings) -> Contest:
     counts = torch.randint(1, rows + 1, (batch,), generator=random, dtype=torch.int32).to(device)
     drafter.slots.copy_(torch.arange(batch))
     drafter.context_lengths.fill_(settings.draft_context // 2)
-    switch, queries, embedding = OneLookup(), drafter.queries, drafter.target.embedding
+    switch, queries = OneLookup(), drafter.queries
     return Contest(
         "the inputs of a cycle's blocks",
         stock=lambda: drafter.build_queries(accepted, counts),
         fast=lambda: switch.build_queries(drafter, accepted, counts),
-        read=(accepted, counts, drafter.slots, drafter.context_lengths[:-1], embedding[: batch + 1]),
+        read=(
+            accepted,
+            counts,
+            drafter.slots,
+            drafter.context_lengths[:-1],
+            look_up(drafter.target.embedding, torch.arange(batch + 1, device=device)),
+        ),
         written=(queries.bonus, queries.counts, queries.positions, queries.context_positions, queries.noise),
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from optimized.cases import Case, Place
-from optimized.query_build.lookup import Indices, build
+from optimized.query_build.lookup import Contexts, build, choose
 from optimized.reference_cycle.drafter import Queries
 
 VOCAB, MASK = 53, 52
@@ -26,14 +26,18 @@ class Shape:
 
 
 class Block:
-    """Requests whose contexts grow by counts[(row + step) mod n]; 0 is a row that accepted nothing, an idle one."""
+    """Requests whose contexts grow by counts[(row + step) mod n]; 0 is a row that accepted nothing, an idle one.
+
+    Rows sit in the slots from the last one down.
+    """
 
     def __init__(self, shape: Shape, counts: tuple[int, ...], start: int, place: Place) -> None:
         self.shape, self.pattern, self.step, self.device = shape, counts, 0, place.device
         self.random, dtype = torch.Generator().manual_seed(2), getattr(torch, place.dtype)
         self.embedding = torch.randn(VOCAB, shape.hidden, generator=self.random).to(place.device, dtype)
-        self.lengths = torch.arange(start, start + shape.batch, device=place.device).clamp(max=shape.limit)
-        self.indices = Indices.create(shape.batch, shape.block, shape.drafts + 1, MASK, place.device)
+        self.slots = torch.arange(shape.batch - 1, -1, -1, device=place.device)
+        self.contexts = torch.arange(start, start + shape.batch + 1, device=place.device).clamp(max=shape.limit)
+        self.builder = choose(self.embedding, (shape.batch, shape.block, shape.drafts + 1), MASK)
         sizes = ((shape.batch,), (shape.batch, shape.block), (shape.batch, shape.drafts + 1), (shape.batch,))
         bonus, positions, context, own = (torch.zeros(size, dtype=torch.int64, device=place.device) for size in sizes)
         noise = torch.zeros(shape.batch, shape.block, shape.hidden, dtype=dtype, device=place.device)
@@ -41,8 +45,8 @@ class Block:
         self._draw()
 
     def inputs(self) -> dict[str, Tensor]:
-        """The verdict, the contexts and the table of embeddings."""
-        return {name: getattr(self, name) for name in ("accepted", "counts", "lengths", "embedding")}
+        """The verdict, the contexts by slot and the table of embeddings."""
+        return {name: getattr(self, name) for name in ("accepted", "counts", "contexts", "slots", "embedding")}
 
     def poison(self) -> None:
         """Fill all five buffers."""
@@ -53,7 +57,7 @@ class Block:
     def reference(self) -> dict[str, Tensor]:
         """Row by row, in numbers."""
         for row, count in enumerate(self.counts.tolist()):
-            length, newest = int(self.lengths[row]), int(self.accepted[row, max(count - 1, 0)])
+            length, newest = int(self.contexts[self.slots[row]]), int(self.accepted[row, max(count - 1, 0)])
             self.out.bonus[row], self.out.counts[row] = newest, count
             first = min(length + count, self.shape.limit)
             self.out.positions[row] = torch.arange(first, first + self.shape.block)
@@ -63,14 +67,15 @@ class Block:
         return self._results()
 
     def fast(self) -> dict[str, Tensor]:
-        """All rows at once."""
-        verdict = self.accepted, self.counts
-        build(self.indices, self.embedding, verdict, self.lengths, self.shape.limit, self.out)
+        """All rows at once, in one launch where kernels run."""
+        contexts = Contexts(self.contexts, self.slots, self.shape.limit)
+        build(self.builder, self.embedding, (self.accepted, self.counts), contexts, self.out)
         return self._results()
 
     def next(self) -> None:
         """Advance the contexts and accept anew."""
-        self.lengths = (self.lengths + self.counts).clamp(max=self.shape.limit)
+        self.contexts[self.slots] += self.counts
+        self.contexts.clamp_(max=self.shape.limit)
         self.step += 1
         self._draw()
 

@@ -23,27 +23,32 @@ GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted int32 [B, K + 1]: the target's own tokens, of which the first counts int32 [B] (1..K + 1) stand."""
+    """accepted int32 [B, K + 1]: the target's own tokens, of which the first counts int32 [B] (1..K + 1) stand.
+
+    newest int64 [B] is the last of those, each request's.
+    """
 
     accepted: Tensor
     counts: Tensor
-
-    def newest(self) -> Tensor:
-        """Each request's last accepted token, int64 [B]."""
-        return self.accepted.long().gather(1, self.counts.long().unsqueeze(1) - 1).squeeze(1)
+    newest: Tensor
 
 
 class Verifier:
     """Compares drafts with what the target says."""
 
     def sample(self, logits: Tensor, drafts: Tensor) -> Verdict:
-        """Greedy verdict on drafts int64 [B, K] by logits [B, rows, vocab], rows > K; row j speaks after draft j.
+        """Greedy verdict on drafts int64 [B, K] by logits [B, rows, vocab], rows > K; row j speaks after draft j."""
+        return self.accept(logits, drafts)
 
-        The drafts that equal the target's tokens from the first on stand, and one token of the target after them.
+    def accept(self, logits: Tensor, drafts: Tensor) -> Verdict:
+        """The drafts that equal the target's tokens from the first on stand, and one token of the target after them.
+
+        The target's token is the most likely one: of equals the first, and the first that is not a number before any.
         """
         said = logits[:, : drafts.shape[1] + 1].argmax(dim=-1)
         right = (drafts == said[:, :-1]).long().cumprod(dim=1)
-        return Verdict(said.int(), (right.sum(dim=1) + 1).int())
+        last = right.sum(dim=1)
+        return Verdict(said.int(), (last + 1).int(), said.gather(1, last.unsqueeze(1)).squeeze(1))
 
 
 def histogram(acceptance: Sequence[tuple[int, int]], draft_length: int) -> list[int]:

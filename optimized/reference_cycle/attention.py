@@ -11,25 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from optimized.reference_cycle.geometry import Rope
 from optimized.reference_cycle.rope import rotate_halves
 
 EPSILON = 1e-6
 
 
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float = EPSILON) -> Tensor:
     """x [..., n] divided by its root mean square over n, times weight [n]; float32 inside, x's dtype outside."""
-    return F.rms_norm(x, (weight.shape[0],), weight, EPSILON)
+    return F.rms_norm(x, (weight.shape[0],), weight, epsilon)
 
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """What a layer does to its heads before attending: norm weights [head_dim] and the model's rotary table."""
+    """What a layer does to its heads before attending: norm weights [head_dim] and the model's rotary table.
+
+    `rope` is what the table was made of; the norms add `epsilon` to the mean square.
+    """
 
     query: Tensor
     key: Tensor
     table: Tensor
     heads: int
     kv_heads: int
+    rope: Rope
+    epsilon: float = EPSILON
 
 
 def qk_norm_rope(qkv: Tensor, positions: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,9 +45,41 @@ def qk_norm_rope(qkv: Tensor, positions: Tensor, norms: HeadNorms) -> tuple[Tens
     """
     heads = qkv.unflatten(-1, (norms.heads + 2 * norms.kv_heads, -1))
     queries, keys, values = heads.split((norms.heads, norms.kv_heads, norms.kv_heads), dim=-2)
-    queries = rotate_halves(rms_norm(queries, norms.query), positions, norms.table)
-    keys = rotate_halves(rms_norm(keys, norms.key), positions, norms.table)
+    queries = rotate_halves(rms_norm(queries, norms.query, norms.epsilon), positions, norms.table)
+    keys = rotate_halves(rms_norm(keys, norms.key, norms.epsilon), positions, norms.table)
     return queries, keys, values
+
+
+def place_context(
+    raw: Tensor,
+    positions: Tensor,
+    norms: Tensor,
+    table: Tensor,
+    into: tuple[Tensor, Tensor],
+    epsilon: float,
+    cells: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Norm and rotate the keys of raw [..., layers, 2, kv_heads, head_dim], and place them and the values.
+
+    `norms` [layers, head_dim] are the layers' key norms, `table` turns by positions int64 [...]. Keys and values go
+    into buffers [layers, rows, columns, kv_heads, head_dim], to the row and column of `cells`, int64 [...] each;
+    without cells the buffers are [layers, ..., kv_heads, head_dim].
+    """
+    keys, values = raw.unbind(-3)
+    turned = rotate_halves(norm_layers(keys, norms, epsilon).flatten(-3, -2), positions, table)
+    for buffer, made in zip(into, (turned.unflatten(-2, keys.shape[-3:-1]), values), strict=True):
+        if cells is None:
+            buffer.copy_(made.movedim(-3, 0))
+        else:
+            buffer[:, cells[0], cells[1]] = made.movedim(-3, 0)
+
+
+def norm_layers(keys: Tensor, norms: Tensor, epsilon: float) -> Tensor:
+    """RMS norm of keys [..., layers, kv_heads, head_dim] by weights [layers, head_dim], of all layers at once."""
+    if len(norms) == 1:
+        return rms_norm(keys, norms[0], epsilon)
+    wide = keys.float() if keys.element_size() < 4 else keys
+    return (F.rms_norm(wide, norms.shape[1:], None, epsilon) * norms.unsqueeze(1)).to(keys.dtype)
 
 
 def gather_pages(pool: Tensor, table: Tensor) -> Tensor:

@@ -49,9 +49,10 @@ class Cycle:
         self.target.prepare_inputs(self.batch)
         self.target.build_metadata(self.batch)
         output = self.target.forward()
+        self.observe(output)
         verdict = self.verifier.sample(output.logits, self.batch.drafts)
         self.postprocess(output, verdict)
-        self.propose(output, verdict)
+        self.propose(verdict)
         accepted = self.wait()
         progress = self.scheduler.update(plan, accepted)
         self.emit(progress)
@@ -67,19 +68,24 @@ class Cycle:
             follows = self.drafter is not None and self.drafter.admit(request.row, request.slot, taps)
             request.drafting = follows or (self.drafter is not None and not self.proposals.from_drafter)
 
+    def observe(self, output: TargetOutput) -> None:
+        """Show the drafter what the target saw, before it is known what stands of it."""
+        if self.drafter:
+            self.drafter.observe(output.taps)
+
     def postprocess(self, output: TargetOutput, verdict: Verdict) -> None:
         """Commit what was accepted, and start the copy that brings it to the host."""
         self.readback.start(verdict.accepted, verdict.counts)
         counts = verdict.counts.long()
         self.target.commit_states(output.states, self.batch.slots, counts)
-        self.batch.advance(counts, verdict.newest())
+        self.batch.advance(counts, verdict.newest)
         if (drafts := self.proposals.next(counts, self.batch.slots)) is not None:
             self.batch.drafts.copy_(drafts)
 
-    def propose(self, output: TargetOutput, verdict: Verdict) -> None:
+    def propose(self, verdict: Verdict) -> None:
         """Draft, and verify the draft in the next cycle unless the tokens to verify come from elsewhere."""
         if self.drafter:
-            self.draft = self.drafter.propose(output.taps, verdict)
+            self.draft = self.drafter.propose(verdict)
             if self.proposals.from_drafter:
                 self.batch.drafts.copy_(self.draft.tokens)
 

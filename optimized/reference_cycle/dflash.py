@@ -6,6 +6,7 @@ context again in every cycle, padded to the longest context that there can be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from optimized.reference_cycle.attention import HeadNorms, Mlp, rms_norm
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.drafter import Draft, Drafter
 from optimized.reference_cycle.geometry import DFlashShape
-from optimized.reference_cycle.rope import rope_table, rotate_halves, yarn_scale
+from optimized.reference_cycle.rope import rope_table, yarn_scale
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import Target
 from optimized.reference_cycle.weights import Weights
@@ -46,7 +47,12 @@ class DFlashLayer:
             qkv=weights.linear("qkv", (shape.heads + 2 * shape.kv_heads) * width, hidden),
             output=weights.linear("output", hidden, shape.heads * width),
             norms=HeadNorms(
-                weights.norm("query_norm", width), weights.norm("key_norm", width), table, shape.heads, shape.kv_heads
+                weights.norm("query_norm", width),
+                weights.norm("key_norm", width),
+                table,
+                shape.heads,
+                shape.kv_heads,
+                shape.rope,
             ),
             mlp=Mlp(gate_up, weights.linear("down", hidden, shape.intermediate)),
             attention_norm=weights.norm("attention_norm", hidden),
@@ -55,6 +61,11 @@ class DFlashLayer:
             causal=shape.causal_windows and window is not None,
             sinks=weights.uniform("sinks", shape.heads, -1.0, 3.0) if shape.sinks else None,
         )
+
+
+def epsilons(layers: Sequence[DFlashLayer]) -> list[float]:
+    """What the layers' head norms add to the mean square, each value once."""
+    return sorted({layer.norms.epsilon for layer in layers})
 
 
 class DFlashDrafter(Drafter):
@@ -90,28 +101,36 @@ class DFlashDrafter(Drafter):
 
     def remember(self) -> None:
         """Store the verified rows' projected states, zeros where not accepted, and make the whole context again."""
-        positions, longest = self.queries.context_positions, self.settings.draft_context
-        accepted = self.project(self.captured) * self.accepted_rows().unsqueeze(-1)
-        cells = self.slots.unsqueeze(1), positions.clamp(max=longest - 1)
-        self.projected[cells] = accepted
-        self.stored_positions[cells] = positions
+        self.store_accepted(self.context_rows())
         self.recompute()
+
+    def store_accepted(self, states: Tensor) -> None:
+        """Store states [B, K + 1, hidden] times 1 or 0 by acceptance, and their positions.
+
+        Rows past the longest context share its last column, where one of them stays.
+        """
+        positions, longest = self.queries.context_positions, self.settings.draft_context
+        cells = self.slots.unsqueeze(1), positions.clamp(max=longest - 1)
+        self.projected[cells] = states * self.accepted_rows().unsqueeze(-1)
+        self.stored_positions[cells] = positions
+
+    def project_rows(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """Projected states [..., hidden] of taps [..., taps * hidden]; their positions are stored beside them."""
+        return self.project(taps)
 
     def recompute(self) -> None:
         """Keys and values of every stored column, padding included, for every layer."""
-        longest = self.settings.draft_context
         states, positions = self.projected[self.slots], self.stored_positions[self.slots]
-        for index, layer in enumerate(self.layers):
-            keys, values = self.context_keys_and_values(layer, states, positions)
-            self.keys[index, :, :longest] = keys
-            self.values[index, :, :longest] = values
+        for index in range(len(self.layers)):
+            self.make_context(index, states, positions)
 
-    def context_keys_and_values(self, layer: DFlashLayer, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values [..., kv_heads, head_dim] of states [..., hidden] at positions [...]."""
-        size = self.shape.kv_heads * self.shape.head_dim
-        both = F.linear(states, layer.qkv[-2 * size :]).unflatten(-1, (2 * self.shape.kv_heads, self.shape.head_dim))
-        keys, values = both.chunk(2, dim=-2)
-        return rotate_halves(rms_norm(keys, layer.norms.key), positions, self.table), values
+    def make_context(self, index: int, states: Tensor, positions: Tensor) -> None:
+        """Layer `index`'s first columns: keys and values of states [B, columns, hidden] at positions [B, columns]."""
+        norms, width = self.layers[index].norms, self.shape.head_dim
+        size, columns = self.shape.kv_heads * width, positions.shape[-1]
+        raw = F.linear(states, self.layers[index].qkv[-2 * size :]).unflatten(-1, (1, 2, self.shape.kv_heads, width))
+        into = (self.keys[index : index + 1, :, :columns], self.values[index : index + 1, :, :columns])
+        attention.place_context(raw, positions, norms.key.unsqueeze(0), self.table, into, norms.epsilon)
 
     def remember_prompt(self, row: int, slot: int, taps: Tensor) -> None:
         """Store a prompt's projected states; its keys and values come with the next cycle's."""
@@ -132,21 +151,46 @@ class DFlashDrafter(Drafter):
         stream = self.queries.noise
         for index, layer in enumerate(self.layers):
             x = rms_norm(stream, layer.attention_norm)
-            queries, keys, values = attention.qk_norm_rope(
-                F.linear(x.flatten(0, 1), layer.qkv), self.queries.positions.flatten(), layer.norms
-            )
-            shape = x.shape[:2]
-            seen = self.attend(index, *(part.unflatten(0, shape) for part in (queries, keys, values)))
+            heads = self.block_heads(index, F.linear(x.flatten(0, 1), layer.qkv))
+            seen = self.attend(index, *(part.unflatten(0, x.shape[:2]) for part in heads))
             stream = stream + F.linear(seen.flatten(2), layer.output)
             stream = stream + layer.mlp(rms_norm(stream, layer.mlp_norm))
         logits = F.linear(rms_norm(stream[:, 1:], self.norm), self.target.head)
         return Draft(self.followed(logits.argmax(dim=-1)), logits)
 
+    def block_heads(self, index: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The block's normed and rotated queries and keys, and its values, in layer `index`: see `qk_norm_rope`."""
+        return attention.qk_norm_rope(qkv, self.block_positions().flatten(), self.layers[index].norms)
+
     def attend(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Put the block's keys and values behind the context of layer `index`, and attend to both: [B, S, heads, d]."""
-        layer = self.layers[index]
-        rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
-        self.keys[index][rows, self.block_columns] = keys
-        self.values[index][rows, self.block_columns] = values
-        mask = self.masks[layer.window, layer.causal]
-        return attention.attend(queries, self.keys[index], self.values[index], mask, layer.sinks)
+        layer, rows = self.layers[index], torch.arange(len(keys), device=keys.device)
+        pools, cells = (self.keys[index], self.values[index]), (rows, self.block_columns)
+        return self.attend_to(index, (queries, keys, values), pools, cells, self.masks[layer.window, layer.causal])
+
+    def attend_to(
+        self,
+        index: int,
+        block: tuple[Tensor, Tensor, Tensor],
+        pools: tuple[Tensor, Tensor],
+        cells: tuple[Tensor, Tensor],
+        mask: Tensor,
+        seats: Tensor | None = None,
+    ) -> Tensor:
+        """Write the block's keys and values to `cells` of the pools, and attend to what the mask shows of them.
+
+        The block's queries, keys and values are [B, S, heads, head_dim], pools [rows, columns, kv_heads, head_dim],
+        cells a row int64 [B] and columns int64 [B, S], and the mask [B, S, N] is of the first N columns. Where rows are
+        not those of the batch, seats int64 [n] says who is in each of the first n; the others are nobody's. Then the
+        queries are brought into the order of the rows, so that the pools are read where they lie, and a request that
+        is in none of the n gets some other one's answer.
+        """
+        queries, sinks, width = block[0], self.layers[index].sinks, mask.shape[-1]
+        rows, columns = cells
+        for pool, own in zip(pools, block[1:], strict=True):
+            pool[rows.unsqueeze(1), columns] = own
+        keys, values = (pool[: len(pool) if seats is None else len(seats), :width] for pool in pools)
+        if seats is None:
+            return attention.attend(queries, keys, values, mask, sinks)
+        seen = attention.attend(queries[seats], keys, values, mask[seats], sinks)
+        return seen[rows.clamp(max=len(seats) - 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,9 @@ from torch import Tensor
 from optimized.reference_cycle.acceptance import Verdict
 from optimized.reference_cycle.attention import rms_norm
 from optimized.reference_cycle.batch import Batch
+from optimized.reference_cycle.embedding import look_up
 from optimized.reference_cycle.graphs import Pass
+from optimized.reference_cycle.rope import temporal
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import Target
 from optimized.reference_cycle.weights import Weights
@@ -54,6 +57,7 @@ class Drafter(ABC):
 
     context_lengths int64 [B + 1] by slot, slots int64 [B] (the dummy where a request is not followed) and
     visible_context int64 [B] by batch row, captured [B, K + 1, taps * hidden] the taps of the rows just verified.
+    `passes` are all that must be captured anew after a function was replaced.
     """
 
     def __init__(self, settings: Settings, target: Target, batch: Batch, block: int) -> None:
@@ -73,18 +77,25 @@ class Drafter(ABC):
         self.captured = torch.zeros(shape, dtype=settings.torch_dtype, device=device)
         self.context_pass = Pass(self.remember, device)
         self.block_pass = Pass(self.draft_block, device)
+        self.passes: list[Pass[Any]] = [self.context_pass, self.block_pass]
 
-    def propose(self, taps: Tensor, verdict: Verdict) -> Draft:
-        """Draft the tokens after each request's newest one; taps [B, rows, taps * hidden] of the verified rows."""
-        self.prepare_inputs(taps, verdict)
+    def observe(self, taps: Tensor) -> None:
+        """Keep the taps [B, rows, taps * hidden] of the rows just verified, and who is followed.
+
+        From here on all is there that `context_rows` needs; what was accepted of the rows is not known yet.
+        """
+        self.slots.copy_(self.followed_slots[self.batch.slots])
+        self.captured.copy_(taps[:, : self.captured.shape[1]])
+
+    def propose(self, verdict: Verdict) -> Draft:
+        """Draft the tokens after each request's newest one, given the verdict on the rows that were observed."""
+        self.prepare_inputs(verdict)
         self.context_kv()
         self.build_metadata()
         return self.forward()
 
-    def prepare_inputs(self, taps: Tensor, verdict: Verdict) -> None:
-        """Keep this cycle's taps and build the block that asks."""
-        self.slots.copy_(self.followed_slots[self.batch.slots])
-        self.captured.copy_(taps[:, : self.captured.shape[1]])
+    def prepare_inputs(self, verdict: Verdict) -> None:
+        """Build the block that asks."""
         self.build_queries(verdict.accepted, verdict.counts)
 
     def build_queries(self, accepted: Tensor, counts: Tensor) -> None:
@@ -101,13 +112,29 @@ class Drafter(ABC):
         queries.bonus.copy_(bonus)
         queries.counts.copy_(counts)
         queries.positions.copy_(first.unsqueeze(1) + torch.arange(self.block, device=bonus.device))
-        queries.context_positions.copy_(lengths.unsqueeze(1) + torch.arange(accepted.shape[1], device=bonus.device))
-        queries.noise.copy_(self.target.embedding[tokens])
+        queries.context_positions.copy_(self.row_positions(lengths))
+        queries.noise.copy_(look_up(self.target.embedding, tokens))
+
+    def row_positions(self, lengths: Tensor) -> Tensor:
+        """Where the verified rows stand behind contexts of lengths int64 [B], not limited: int64 [B, K + 1]."""
+        return lengths.unsqueeze(1) + torch.arange(self.captured.shape[1], device=lengths.device)
+
+    def block_positions(self) -> Tensor:
+        """Where the block's tokens stand, one number each whatever the runner gives: int64 [B, S]."""
+        return temporal(self.queries.positions).view(-1, self.block)
 
     def context_kv(self) -> None:
         """Take the accepted rows into the context, and have its keys and values ready for the block."""
-        self.context_pass()
+        self.extend_context()
         self.advance()
+
+    def extend_context(self) -> None:
+        """Write the rows that were accepted behind the context, where the block will find them."""
+        self.context_pass()
+
+    def context_rows(self) -> Tensor:
+        """The verified rows as the context keeps them, none masked yet: what `project_rows` makes of their taps."""
+        return self.project_rows(self.captured, self.queries.context_positions)
 
     def advance(self) -> None:
         """Count the accepted rows as context; the dummy slot stays empty, whatever its rows did."""
@@ -145,8 +172,12 @@ class Drafter(ABC):
 
     def forget_graphs(self) -> None:
         """Capture anew at the next pass, as is needed after a function was replaced."""
-        self.context_pass.forget()
-        self.block_pass.forget()
+        for each in self.passes:
+            each.forget()
+
+    @abstractmethod
+    def project_rows(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """What the context keeps of taps [..., taps * hidden] at positions [...]; needs nothing of acceptance."""
 
     @abstractmethod
     def remember(self) -> None:

@@ -49,21 +49,28 @@ class DSparkDrafter(Drafter):
         self.causal_mask = torch.zeros(rows, self.block, settings.capacity, dtype=torch.bool, device=device)
         self.later_mask = torch.ones(1, self.block, self.block, dtype=torch.bool, device=device).triu(1)
 
-    def prepare_inputs(self, taps: Tensor, verdict: Verdict) -> None:
-        """Refresh the drafter's block tables, keep the taps and build the block."""
+    def prepare_inputs(self, verdict: Verdict) -> None:
+        """Refresh the drafter's block tables and build the block."""
         bookkeeping.refresh_block_tables(self.batch.offsets, 0, self.batch.divisor, self.table, self.page_counts)
-        super().prepare_inputs(taps, verdict)
+        super().prepare_inputs(verdict)
 
     def remember(self) -> None:
         """Write the verified rows' latents to their pages, zeros where not accepted."""
-        latents = self.context_latents(self.captured, self.queries.context_positions)
+        self.keep_latents(self.context_rows())
+
+    def keep_latents(self, latents: Tensor) -> None:
+        """Write latents [B, K + 1, layers, Dl] of the verified rows to their pages, zeros where not accepted."""
         start = self.queries.context_positions[:, 0]
         followed = self.accepted_rows()
         bookkeeping.write_context_latents(latents, start, followed, self.page_counts, self.table, self.pools)
 
-    def context_latents(self, taps: Tensor, positions: Tensor) -> Tensor:
-        """Latents [..., layers, Dl] of taps [..., taps * hidden] at positions [...]; needs nothing of acceptance."""
+    def project_rows(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """Latents [..., layers, Dl] of taps [..., taps * hidden] at positions [...]."""
         raw = F.linear(self.project(taps), self.latent_matrix).unflatten(-1, (len(self.layers), self.latent_size))
+        return self.finish_latents(raw, positions)
+
+    def finish_latents(self, raw: Tensor, positions: Tensor) -> Tensor:
+        """Each layer's part of raw [..., layers, Dl] at positions [...], normed and rotated."""
         latents = torch.empty_like(raw)
         for index, layer in enumerate(self.layers):
             own = raw[..., index, :].contiguous()
@@ -74,7 +81,7 @@ class DSparkDrafter(Drafter):
         """Write a prompt's latents through the row's pages."""
         positions = torch.arange(len(taps), device=taps.device)
         pages = self.batch.host_pages[row].to(taps.device)[positions // self.settings.page_size].long()
-        latents = self.context_latents(taps, positions)
+        latents = self.project_rows(taps, positions)
         for index, pool in enumerate(self.pools):
             pool[pages, 0, 0, positions % self.settings.page_size] = latents[:, index]
 
@@ -103,7 +110,7 @@ class DSparkDrafter(Drafter):
 
     def draft_block(self) -> Draft:
         """The block through every layer, then token by token through the Markov head."""
-        stream, positions = self.queries.noise, self.queries.positions
+        stream, positions = self.queries.noise, self.block_positions()
         for index, layer in enumerate(self.layers):
             x = rms_norm(stream, layer.attention_norm)
             stream = stream + self.attend(index, x, positions)
@@ -115,12 +122,17 @@ class DSparkDrafter(Drafter):
     def attend(self, index: int, x: Tensor, positions: Tensor) -> Tensor:
         """Attention of layer `index` for x [B, S, hidden]; the block's latents are written to its pages first."""
         layer, pool = self.layers[index], self.pools[index]
-        own = mla.norm_and_rotate_latent(F.linear(x, layer.latent), positions, layer.latent_norm, self.rope)
-        bookkeeping.write_block_latents(pool, (self.block_pages, self.block_rows), own)
+        own = self.put_latents(index, F.linear(x, layer.latent), positions)
         queries = mla.absorbed_queries(x, layer, positions, self.rope)
         cached = gather_pages(pool.flatten(1, 3), self.table)
         seen = mla.attend_to_block(queries, cached, own, (self.causal_mask, self.later_mask), self.scale)
         return mla.project_out(seen, layer, x.dtype)
+
+    def put_latents(self, index: int, raw: Tensor, positions: Tensor) -> Tensor:
+        """Raw latents [B, S, Dl] of layer `index`, normed, rotated and written to the block's cells."""
+        own = mla.norm_and_rotate_latent(raw, positions, self.layers[index].latent_norm, self.rope)
+        bookkeeping.write_block_latents(self.pools[index], (self.block_pages, self.block_rows), own)
+        return own
 
     def refine(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B, K] one after another, each adding the bias of the one before to its logits [B, K, vocab]."""

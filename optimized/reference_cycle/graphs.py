@@ -17,10 +17,13 @@ class Pass(Generic[Result]):
 
     So warming up and capturing leave no trace. It must not wait for the GPU. Its result's tensors are overwritten by
     the next call. `run` is looked up anew at each capture, so that after `forget` a replaced method takes effect.
+
+    A pass that runs beside others must be captured on a `stream` of its own: cuBLAS keeps one workspace for each stream
+    that it was captured on, and two graphs that replay at a time may not share it.
     """
 
-    def __init__(self, run: Callable[[], Result], device: str) -> None:
-        self._run = run
+    def __init__(self, run: Callable[[], Result], device: str, stream: torch.cuda.Stream | None = None) -> None:
+        self._run, self._stream = run, stream
         self._captured = torch.device(device).type == "cuda"
         self._graph: Any = None
         self._result: Any = None
@@ -53,7 +56,7 @@ class Pass(Generic[Result]):
                 self._run()
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph, stream=self._stream):
             result = self._run()
         self._graph = graph
         return result

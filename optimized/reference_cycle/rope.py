@@ -40,6 +40,14 @@ def rope_table(rope: Rope, head_dim: int, positions: int, device: str, scale: fl
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
 
 
+def temporal(positions: Tensor) -> Tensor:
+    """One position a token, int64 [N], of what a runner gives: any shape of N, or a multimodal one's rows [3, 1, N].
+
+    Those rows are time, height and width; a drafter turns by time alone.
+    """
+    return positions[0, 0] if positions.dim() == 3 else positions.flatten()
+
+
 def rotate_halves(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     """Turn pairs (i, i + rotary / 2) of x [..., heads, head_dim] at positions [...] in float32 (the NeoX layout)."""
     rotary = table.shape[-1]

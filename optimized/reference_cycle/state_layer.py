@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from optimized.reference_cycle.attention import rms_norm
 from optimized.reference_cycle.geometry import StateShape
 from optimized.reference_cycle.weights import Weights
+from spantrace.errors import SpantraceError
 
 DECAY = (1.0, 16.0)
 TIME_STEP_BIAS = (-5.0, -2.0)
@@ -88,6 +90,24 @@ class StateLayer:
         padded = torch.cat((self.convolution_state[slots].transpose(1, 2), channels), dim=1)
         mixed = (padded.unfold(1, self.shape.width, 1) * self.convolution).sum(dim=-1)
         return F.silu(mixed), padded.unfold(1, self.shape.width - 1, 1)[:, 1:]
+
+
+def must_cover(states: Sequence[States], requests: int, tokens: int) -> None:
+    """Raise SpantraceError unless there is a state after each of `tokens` tokens a step of every request."""
+    for after in states:
+        for made in (after.convolution, after.ssm):
+            if made.shape[:2] != (requests, tokens):
+                have = " x ".join(map(str, made.shape[:2]))
+                raise SpantraceError(
+                    f"a layer kept states after {have} tokens; {requests} requests of {tokens} tokens a step need "
+                    f"{requests} x {tokens}"
+                )
+
+
+def commit(layers: Sequence[StateLayer], states: Sequence[States], slots: Tensor, counts: Tensor) -> None:
+    """Have every layer keep its states after token counts[b] - 1 of each request b; counts and slots int64 [B]."""
+    for layer, after in zip(layers, states, strict=True):
+        layer.commit(after, slots, counts)
 
 
 def scan(values: Tensor, keys: Tensor, log_decay: Tensor, initial: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optimized.reference_cycle import attention
+from optimized.reference_cycle import attention, state_layer
 from optimized.reference_cycle.attention import HeadNorms, Mlp, rms_norm
 from optimized.reference_cycle.batch import Batch
+from optimized.reference_cycle.embedding import Embedding, look_up
 from optimized.reference_cycle.geometry import Geometry
 from optimized.reference_cycle.graphs import Pass
 from optimized.reference_cycle.rope import rope_table
@@ -97,7 +98,7 @@ class Target:
         geometry, device = settings.geometry, settings.device
         weights = Weights(settings.seed, device, settings.torch_dtype, "target.")
         self.settings = settings
-        self.embedding = weights.embedding("embedding", geometry.vocab, geometry.hidden)
+        self.embedding: Embedding = weights.embedding("embedding", geometry.vocab, geometry.hidden)
         self.head = weights.linear("head", geometry.vocab, geometry.hidden)
         self.norm = weights.norm("norm", geometry.hidden)
         self.table = rope_table(geometry.rope, geometry.head_dim, settings.capacity, device)
@@ -144,16 +145,17 @@ class Target:
 
     def forward(self) -> TargetOutput:
         """Run the prepared rows; the outputs are overwritten by the next call."""
-        return self._verifying()[1]()
+        output = self._verifying()[1]()
+        state_layer.must_cover(output.states, self.settings.batch, self._chosen)
+        return output
 
     def replayed(self) -> bool:
         """Whether its passes replay CUDA graphs."""
         return any(run.replayed for _, run in self._passes.values())
 
     def commit_states(self, states: list[States], slots: Tensor, counts: Tensor) -> None:
-        """Keep every state layer's states after the last accepted token; slots and counts int64 [B]."""
-        for layer, after in zip(self.state_layers, states, strict=True):
-            layer.commit(after, slots, counts)
+        """Keep every state layer's states after a cycle's last accepted token; slots and counts int64 [B]."""
+        state_layer.commit(self.state_layers, states, slots, counts)
 
     def prefill(self, tokens: list[int], slot: int, pages: list[int]) -> tuple[int, Tensor]:
         """Cache a prompt: the first token after it, and the taps [tokens, taps * hidden] of the prompt."""
@@ -169,7 +171,7 @@ class Target:
             mask = attention.visible(positions, self.settings.capacity, positions + 1)
             rows = Rows(chunk, positions, slots, table, self._cells(positions, table), mask)
             hidden, tapped, states = self._layers(rows)
-            self.commit_states(states, slots, torch.full_like(slots, chunk.shape[1]))
+            state_layer.commit(self.state_layers, states, slots, torch.full_like(slots, chunk.shape[1]))
             taps.append(tapped[0])
         return int(self.logits(hidden[0, -1]).argmax()), torch.cat(taps)  # type: ignore[index]
 
@@ -204,7 +206,7 @@ class Target:
 
     def _layers(self, rows: Rows) -> tuple[Tensor, Tensor, list[States]]:
         """The stream after the last layer, the taps, and the states after every token."""
-        stream, taps, states = self.embedding[rows.tokens], [], []
+        stream, taps, states = look_up(self.embedding, rows.tokens), [], []
         for index, block in enumerate(self.blocks):
             x = rms_norm(stream, block.mixer_norm)
             if isinstance(block.mixer, StateLayer):
@@ -235,9 +237,8 @@ class Target:
 
     def _attention(self, geometry: Geometry, weights: Weights) -> AttentionLayer:
         heads, kv_heads, width = geometry.heads, geometry.kv_heads, geometry.head_dim
-        norms = HeadNorms(
-            weights.norm("query_norm", width), weights.norm("key_norm", width), self.table, heads, kv_heads
-        )
+        query, key = (weights.norm(name, width) for name in ("query_norm", "key_norm"))
+        norms = HeadNorms(query, key, self.table, heads, kv_heads, geometry.rope)
         pool = (self.settings.page_count, self.settings.page_size, kv_heads, width)
         keys, values = (torch.zeros(pool, dtype=weights.dtype, device=weights.device) for _ in range(2))
         qkv = weights.linear("qkv", (heads + 2 * kv_heads) * width, geometry.hidden)

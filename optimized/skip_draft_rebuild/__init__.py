@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
 from optimized.skip_draft_rebuild.restored import RESTORED_STOCK
 from optimized.skip_draft_rebuild.sources import BUILD, BUILD_UNIFORM, CALLED_DISPATCH, DISPATCH, SETTLE, SOURCES
 
 if TYPE_CHECKING:
-    from optimized.cases import Case
     from optimized.reference_cycle.settings import Settings
 
 __all__ = ["OPTIMIZATION", "RESTORED_STOCK"]
@@ -19,18 +19,6 @@ _BEFORE_UPSTREAM = "vllm >=0.26,!=0.27.*,<0.32"
 
 def _memory(_: Settings) -> int:
     return 0
-
-
-def _switch() -> Switch:
-    from optimized.skip_draft_rebuild.vllm import SkipRebuild
-
-    return SkipRebuild()
-
-
-def _cases() -> list[Case]:
-    from optimized.skip_draft_rebuild.reference import cases
-
-    return cases()
 
 
 OPTIMIZATION = Optimization(
@@ -50,8 +38,8 @@ OPTIMIZATION = Optimization(
     agreement=Agreement.BITWISE,
     memory=_memory,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.skip_draft_rebuild.vllm:SkipRebuild"),
+    cases=late("optimized.skip_draft_rebuild.reference:cases"),
     sources=SOURCES,
     upstream=">=0.32,<0.34",
     methods=("dflash", "dspark"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
 from optimized.skip_draft_rebuild.sources import CALLED_DISPATCH, CONTEXT, DISPATCH, SETTLE, SOURCES
 
 if TYPE_CHECKING:
-    from optimized.cases import Case
     from optimized.reference_cycle.settings import Settings
 
 _UPSTREAM = "vllm >=0.32,<0.34"
@@ -17,18 +17,6 @@ _UPSTREAM = "vllm >=0.32,<0.34"
 
 def _memory(_: Settings) -> int:
     return 0
-
-
-def _switch() -> Switch:
-    from optimized.skip_draft_rebuild.vllm import RestoreRebuild
-
-    return RestoreRebuild()
-
-
-def _cases() -> list[Case]:
-    from optimized.skip_draft_rebuild.reference import restored_cases
-
-    return restored_cases()
 
 
 RESTORED_STOCK = Optimization(
@@ -48,8 +36,8 @@ RESTORED_STOCK = Optimization(
     agreement=Agreement.BITWISE,
     memory=_memory,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.skip_draft_rebuild.vllm:RestoreRebuild"),
+    cases=late("optimized.skip_draft_rebuild.reference:restored_cases"),
     sources=SOURCES,
     methods=("dflash", "dspark"),
     evidence="tests/versions/test_skip_draft_rebuild.py::"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
 from optimized.split_kv_3d.sources import CAPTURE, CAPTURE_TARGET, DISPATCH, FORWARD, SET_ATTN, SOURCES
 
 if TYPE_CHECKING:
-    from optimized.cases import Case
     from optimized.reference_cycle.settings import Settings
 
 _WHERE = "vllm >=0.26,!=0.27.*,<0.34"
@@ -25,18 +25,6 @@ def _memory(settings: Settings) -> int:
     return scratch_bytes(settings.batch * min(block, MOST_QUERIES), shape.heads, shape.head_dim)
 
 
-def _switch() -> Switch:
-    from optimized.split_kv_3d.vllm import SplitKv
-
-    return SplitKv()
-
-
-def _cases() -> list[Case]:
-    from optimized.split_kv_3d.reference import cases
-
-    return cases()
-
-
 OPTIMIZATION = Optimization(
     id="split-kv-3d",
     summary="a drafter's block of up to 8 tokens attends in segments of the keys that it sees, which programs share",
@@ -49,8 +37,8 @@ OPTIMIZATION = Optimization(
     agreement=Agreement.TOLERANT,
     memory=_memory,
     live_switchable=True,
-    vllm_switch=_switch,
-    cases=_cases,
+    vllm_switch=late("optimized.split_kv_3d.vllm:SplitKv"),
+    cases=late("optimized.split_kv_3d.reference:cases"),
     sources=SOURCES,
     methods=("dflash", "dspark"),
     evidence="tests/gpu/test_split_kv_3d_on_cuda.py::test_it_has_hits_in_vllms_own_layer",

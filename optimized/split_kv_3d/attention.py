@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimized import launching
+
 MOST_QUERIES = 8
 """Query tokens of a request in one call."""
 STOCK_SEGMENTS = 16
@@ -58,7 +60,7 @@ class Sight:
 
 def scratch_bytes(tokens: int, heads: int, head_dim: int, segments: int = STOCK_SEGMENTS) -> int:
     """Bytes of the parts of so many query tokens: an fp32 row, a maximum and a sum for each head and segment."""
-    return 4 * tokens * heads * segments * (_power(head_dim) + 2)
+    return 4 * tokens * heads * segments * (launching.power_of_two(head_dim) + 2)
 
 
 class Scratch:
@@ -71,7 +73,7 @@ class Scratch:
         self, tokens: int, heads: int, head_dim: int, device: torch.device | str, segments: int = STOCK_SEGMENTS
     ) -> None:
         cells = tokens * heads * segments
-        self.part = torch.empty(cells * _power(head_dim), dtype=torch.float32, device=device)
+        self.part = torch.empty(cells * launching.power_of_two(head_dim), dtype=torch.float32, device=device)
         self.peak = torch.empty(cells, dtype=torch.float32, device=device)
         self.weight = torch.empty(cells, dtype=torch.float32, device=device)
 
@@ -93,7 +95,7 @@ class Scratch:
     def segments(self, tokens: int, heads: int, head_dim: int) -> int:
         """How many segments of so many tokens it has room for."""
         rows = max(tokens * heads, 1)
-        return min(len(self.peak), len(self.weight), len(self.part) // _power(head_dim)) // rows
+        return min(len(self.peak), len(self.weight), len(self.part) // launching.power_of_two(head_dim)) // rows
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def plan(query: Tensor, context: Context, longest: int, window: int, room: int) 
     """
     heads, head_dim = query.shape[1:]
     key_heads = context.keys.shape[2]
-    tile = max(TILE_BYTES // (_power(head_dim) * query.element_size()), 16)
+    tile = max(TILE_BYTES // (launching.power_of_two(head_dim) * query.element_size()), 16)
     if 0 < window <= SHORT_WINDOW:
         tile = max(min(tile, 32), 16)
     tile = min(tile, 64)
@@ -124,7 +126,7 @@ def plan(query: Tensor, context: Context, longest: int, window: int, room: int) 
     tiles = (window + longest - 2) // tile + 2 if window else segments
     while segments > 1 and (segments > tiles or segments > room):
         segments //= 2
-    rows = min(max(_power(longest * heads // key_heads), LEAST_ROWS), MOST_ROWS)
+    rows = min(max(launching.power_of_two(longest * heads // key_heads), LEAST_ROWS), MOST_ROWS)
     return Plan(segments, tile, rows, 8 if rows > 64 or query.element_size() > 2 or head_dim > 128 else 4)
 
 
@@ -181,7 +183,7 @@ def attend(
         "starts": context.starts,
         "HEADS": heads,
         "HEAD_DIM": head_dim,
-        "WIDTH": _power(head_dim),
+        "WIDTH": launching.power_of_two(head_dim),
     }
     merging = {
         "out": out,
@@ -195,8 +197,8 @@ def attend(
     splitting = _splitting(query, context, longest, sight, cut)
     grid = context.requests, context.keys.shape[2] * splitting["ROW_BLOCKS"], cut.segments
     device = query.device.type
-    kernels.launch(kernels.attend_to_segment, device, grid, shared | splitting, num_warps=cut.warps)
-    kernels.launch(kernels.merge_segments, device, (tokens, heads), shared | merging)
+    launching.launch(kernels.attend_to_segment, device, grid, shared | splitting, num_warps=cut.warps)
+    launching.launch(kernels.merge_segments, device, (tokens, heads), shared | merging)
 
 
 def _splitting(query: Tensor, context: Context, longest: int, sight: Sight, cut: Plan) -> dict[str, Any]:
@@ -227,8 +229,3 @@ def _splitting(query: Tensor, context: Context, longest: int, sight: Sight, cut:
 
 def _strides(name: str, pages: Tensor) -> dict[str, int]:
     return {f"{name}_{part}": pages.stride(index) for index, part in enumerate(("page", "row", "head"))}
-
-
-def _power(number: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << (number - 1).bit_length()

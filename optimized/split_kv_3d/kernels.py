@@ -6,8 +6,6 @@ Gimelshein (2018) in base 2. No kernel calls a helper: an interpreted kernel cou
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -166,22 +164,3 @@ def merge_segments(
     merged = tl.sum(parts * shrink[:, None], 0) / tl.where(total > 0.0, total, 1.0)
     at = out + token.to(tl.int64) * out_row + head * out_head + dim
     tl.store(at, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
-
-
-def launch(kernel: Any, device: str, grid: tuple[int, ...], arguments: dict[str, Any], **options: int) -> None:
-    """Run a kernel compiled on a GPU, and interpreted in Python on a CPU, whatever TRITON_INTERPRET says."""
-    if device != "cpu":
-        kernel[grid](**arguments, **options)
-        return
-    from triton.runtime.interpreter import InterpretedFunction
-
-    # Triton's own functions in Python are compiled ones unless it was imported to interpret.
-    combine = {"max": tl.standard._elementwise_max, "sum": tl.standard._sum_combine}
-    compiled = {name: getattr(tl, name) for name in combine}
-    try:
-        for name, function in combine.items():
-            setattr(tl, name, lambda block, axis, function=function: tl.reduce(block, axis, function))
-        InterpretedFunction(kernel.fn)[grid](**arguments)
-    finally:
-        for name, function in compiled.items():
-            setattr(tl, name, function)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optimized.optimization import Agreement, Optimization, Switch, needs_package
+from optimized.late import late
+from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
 
 if TYPE_CHECKING:
-    from optimized.cases import Case, Contest
     from optimized.reference_cycle.settings import Settings
 
 
@@ -18,24 +18,6 @@ def _memory(settings: Settings) -> int:
         return 0
     batch, rows = settings.batch, settings.speculative + 1
     return batch * (8 * (4 * rows + 1) + 4 * settings.table_width + rows * settings.capacity)
-
-
-def _switch() -> Switch:
-    from optimized.verify_k_plus_one.rows import FewerRows
-
-    return FewerRows()
-
-
-def _cases() -> list[Case]:
-    from optimized.verify_k_plus_one.reference import cases
-
-    return cases()
-
-
-def _contest(settings: Settings) -> Contest:
-    from optimized.verify_k_plus_one.contest import contest
-
-    return contest(settings)
 
 
 OPTIMIZATION = Optimization(
@@ -50,7 +32,7 @@ OPTIMIZATION = Optimization(
     agreement=Agreement.TOLERANT,
     memory=_memory,
     live_switchable=True,
-    switch=_switch,
-    cases=_cases,
-    contest=_contest,
+    switch=late("optimized.verify_k_plus_one.rows:FewerRows"),
+    cases=late("optimized.verify_k_plus_one.reference:cases"),
+    contest=late("optimized.verify_k_plus_one.contest:contest"),
 )

@@ -45,7 +45,7 @@ def from_table(table: Mapping[str, Any], gates: str = "") -> Plan:
     known = {**_OWN, "optimize": list, "aa": bool, "built-in": dict, "arm": list}
     given = checked(table, known, "the plan")
     own = _arms(given.pop("arm", []))
-    optimize, restore = (tuple(map(str, names)) for names in (given.pop("optimize", ()), given.get("restore", ())))
+    optimize, restore = (_ids(names) for names in (given.pop("optimize", ()), given.get("restore", ())))
     if both := set(optimize) & set(restore):
         raise SpantraceError(f"{', '.join(sorted(both))} cannot be in optimize and in restore of the plan at once")
     generated = arms_of([*optimize, *restore], aa=given.pop("aa", True))
@@ -75,8 +75,19 @@ def _arms(tables: Sequence[object]) -> tuple[Arm, ...]:
 def _arm(table: Mapping[str, Any]) -> Arm:
     if "name" not in table:
         raise SpantraceError("an arm of the plan has no name; give it one")
-    lists = {key: tuple(map(str, table[key])) for key in ("on", "arguments") if key in table}
+    lists = {key: read(table[key]) for key, read in (("on", _ids), ("arguments", _words)) if key in table}
     return Arm(table["name"], environment=_texts(table.get("environment", {})), delay=table.get("delay", {}), **lists)
+
+
+def _words(given: Sequence[object]) -> tuple[str, ...]:
+    return tuple(map(str, given))
+
+
+def _ids(given: Sequence[object]) -> tuple[str, ...]:
+    """Ids of optimizations, those of a set in place of its name."""
+    import optimized
+
+    return tuple(dict.fromkeys(optimized.members(_words(given))))
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:

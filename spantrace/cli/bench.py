@@ -38,7 +38,7 @@ def command(ids: tuple[str, ...], batch: str, repeats: int, form: str, **sizes: 
     from spantrace.terminal import emit
 
     batches = _numbers(batch)
-    items, left_out = ready(chosen(ids), "time", _not_timed)
+    items, left_out = ready(chosen(ids), "time", sizes["device"], _not_timed)
     from spantrace.cli.contests import measure
 
     settings = _settings(**sizes)

@@ -73,12 +73,24 @@ def document(heading: tuple[str, ...], listings: list[Listing]) -> Document:
     facts = [
         Fact(one.item.id, tuple(filter(None, (one.item.summary, one.admission.why, *one.remarks)))) for one in said
     ]
+    facts += [
+        Fact(name, (f"a set, which can be asked for by its name: {', '.join(ids)}",)) for name, ids in _sets(said)
+    ]
     rows = tuple(_row(one) for one in said)
     data = {
         "about": list(heading),
         "optimizations": [{**row.cells, "remarks": one.remarks} for row, one in zip(rows, said, strict=True)],
+        "sets": dict(_sets(said)),
     }
     return Document("optimizations", (heading,), None, Table(tuple(columns), rows), tuple(facts), data)
+
+
+def _sets(listed: list[Listing]) -> list[tuple[str, list[str]]]:
+    """The named sets of those that are listed, with their ids."""
+    import optimized
+
+    ids = {one.item.id for one in listed}
+    return [(name, members) for name, members in optimized.sets().items() if ids & set(members)]
 
 
 def _restorable(one: Listing) -> Listing:
@@ -228,4 +240,5 @@ def _on(item: Optimization, counted: Switched, *remarks: str) -> Listing:
     from optimized.gate import Admission, State
 
     reasons = (f"{count:,} x {reason}" for reason, count in counted.reasons[:_REASONS])
-    return Listing(item, Admission(State.ON, counted.warning or ""), counted, (*remarks, *reasons))
+    sorts = (f"{count:,} hits {sort}" for sort, count in counted.sorts)
+    return Listing(item, Admission(State.ON, counted.warning or ""), counted, (*remarks, *sorts, *reasons))

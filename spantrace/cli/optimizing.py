@@ -20,15 +20,18 @@ def chosen(ids: Sequence[str]) -> list[Optimization]:
 
 
 def ready(
-    items: list[Optimization], verb: str, against: Callable[[Optimization], list[str]] = lambda _: []
+    items: list[Optimization],
+    verb: str,
+    device: str | None,
+    against: Callable[[Optimization], list[str]] = lambda _: [],
 ) -> tuple[list[Optimization], dict[str, str]]:
-    """Those whose requirements hold here and that nothing is `against`, and by id why the others cannot be.
+    """Those whose requirements hold on the device and that nothing is `against`, and by id why the others cannot be.
 
     Raises SpantraceError where there is none.
     """
     from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 
-    left_out = {item.id: "; ".join(reasons) for item in items if (reasons := item.unmet() + against(item))}
+    left_out = {item.id: "; ".join(reasons) for item in items if (reasons := item.unmet(device) + against(item))}
     held = [item for item in items if item.id not in left_out]
     if not held:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "none is chosen"
@@ -42,6 +45,18 @@ def restored(ids: Iterable[str]) -> list[str]:
 
     items = [item for name in ids if (item := optimized.discover().get(name)) and item.restores]
     return [f"{item.restores} is restored to stock: {item.summary}" for item in items]
+
+
+def tell_left_out(text: str, vllm: str | None = None, device: str | None = None) -> None:
+    """Say on stderr what "all" leaves out here, of the built-in cycle's or of the vLLM of that version's, and why."""
+    import click
+
+    import optimized
+
+    why = optimized.left_out(text, vllm, device)
+    for reason in dict.fromkeys(why.values()):
+        without = ", ".join(name for name, other in why.items() if other == reason)
+        click.echo(f"spantrace: all leaves out {without}: {reason}", err=True)
 
 
 def machine(device: str, dtype: str) -> tuple[str, ...]:

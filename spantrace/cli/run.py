@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @force_option
 def command(output: Path | None, force: bool, **options: Any) -> None:
     """Record the built-in speculative-decode cycle: a small target and its drafter, in PyTorch."""
+    from spantrace.cli.optimizing import tell_left_out
     from spantrace.journal import Journal
 
     if output:
@@ -41,6 +42,7 @@ def command(output: Path | None, force: bool, **options: Any) -> None:
     header["server"]["engine"] = ENGINE
     with Journal(path, header) as journal:
         _run(asked, journal)
+    tell_left_out(options["optimize"], device=options["device"])
 
 
 def _run(asked: Asked, journal: Journal) -> None:
@@ -71,5 +73,5 @@ def _asked(options: dict[str, Any]) -> Asked:
     import optimized
     from spantrace.built_in.running import Asked
 
-    names = optimized.select(options["optimize"])
+    names = optimized.select(options["optimize"], device=options["device"])
     return Asked(settings_of(options), rates_of(options["accept"]), tuple(names), options["cycles"], options["warmup"])

@@ -18,14 +18,16 @@ def command(optimize: str, restore_stock: str, allow_delays: bool, arguments: tu
     import os
     import sys
 
-    from spantrace.cli.optimizing import restored
+    from spantrace.cli.optimizing import restored, tell_left_out
     from spantrace.errors import SpantraceError
-    from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
+    from spantrace.vllm_adapter.launch import choose, installed_version, serve_command, serve_environment
 
     if not arguments:
         raise SpantraceError("name a model: spantrace serve -- MODEL [vllm serve arguments]")
     program = serve_command(arguments)
     chosen = choose(optimize, restore_stock)
+    if optimize != "none":
+        tell_left_out(optimize, installed_version() or "")
     environment = serve_environment(os.environ, chosen, allow_delays)
     for sentence in restored(chosen):
         click.echo(f"spantrace: {sentence}", err=True)

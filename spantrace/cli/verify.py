@@ -31,7 +31,7 @@ def command(ids: tuple[str, ...], device: str | None, dtype: str | None, form: s
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
-    items, unmet = ready(chosen(ids), "judge")
+    items, unmet = ready(chosen(ids), "judge", device)
     from optimized.judging import choose_place, judge
 
     place = choose_place(device, dtype)

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import optimized  # noqa: E402
+from optimized import launching  # noqa: E402
 from optimized.cases import Case, Place  # noqa: E402
 from optimized.context_kv_cache import cache  # noqa: E402
 from optimized.context_kv_cache.cache import Cache  # noqa: E402
@@ -37,6 +40,7 @@ from optimized.optimization import (  # noqa: E402
     Counts,
     Optimization,
     Requirement,
+    needs_kernels,
 )
 from optimized.query_build import lookup  # noqa: E402
 from optimized.reference_cycle import attention  # noqa: E402
@@ -44,7 +48,7 @@ from optimized.reference_cycle.comparison import DraftLog, compare_drafts  # noq
 from optimized.reference_cycle.cycle import Cycle, generate, random_prompts  # noqa: E402
 from optimized.reference_cycle.dflash import DFlashDrafter  # noqa: E402
 from optimized.reference_cycle.drafter import Drafter  # noqa: E402
-from optimized.reference_cycle.geometry import Geometry  # noqa: E402
+from optimized.reference_cycle.geometry import Geometry, Rope  # noqa: E402
 from optimized.reference_cycle.settings import DRAFTERS, Settings  # noqa: E402
 from optimized.reference_cycle.target import Target  # noqa: E402
 from optimized.seams import BUILT_IN, Seam  # noqa: E402
@@ -54,8 +58,11 @@ from spantrace.loading import load  # noqa: E402
 from spantrace.switched import switched  # noqa: E402
 
 EVERY = optimized.discover()
-ALL = {name: item for name, item in EVERY.items() if item.seams_at()}
-"""Those that fire in the built-in cycle; what the others do is tested on the sources of vLLM and on real servers."""
+with pytest.MonkeyPatch.context() as _interpreting:
+    _interpreting.setenv(launching.INTERPRET, "1")
+    ALL = {name: item for name, item in EVERY.items() if item.seams_at() and not item.unmet()}
+"""Those that fire in the built-in cycle here, Triton's kernels interpreted where it is installed; what the others do is
+tested on a GPU, on the sources of vLLM and on real servers."""
 CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in EVERY.values() for case in item.cases()]
 CLOSE = TOLERANCES["float32"]
 NEEDED_CASES = ("all accepted", "none accepted", "idle", "every row idle", "odd shapes", "capacity reached", "20 steps")
@@ -68,20 +75,23 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def _everything_off() -> Iterator[None]:
+def _everything_off(monkeypatch: Patch) -> Iterator[None]:
+    monkeypatch.setenv(launching.INTERPRET, "1")
     yield
     optimized.revert()
 
 
-def seam_owners() -> list[type]:
-    seams = {seam.owner: seam for item in ALL.values() for seam in item.seams_at()}
-    found = [getattr(import_module(seam.module), seam.method.partition(".")[0]) for seam in seams.values()]
-    return list(dict.fromkeys(found))
+def place_of(seam: Seam) -> tuple[Any, str]:
+    """The class or the module that a seam is in, and the name that is replaced there."""
+    holder, _, name = seam.method.rpartition(".")
+    module = import_module(seam.module)
+    return (getattr(module, holder) if holder else module), name
 
 
 def everything() -> list[dict[str, Any]]:
-    """What the classes with seams hold now."""
-    return [dict(vars(owner)) for owner in seam_owners()]
+    """What the classes and modules with seams hold now."""
+    owners = dict.fromkeys(place_of(seam)[0] for item in ALL.values() for seam in item.seams_at())
+    return [dict(vars(owner)) for owner in owners]
 
 
 def same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
@@ -112,7 +122,7 @@ def test_every_folder_but_the_cycle_declares_one() -> None:
 @pytest.mark.parametrize("item", EVERY.values(), ids=list(EVERY))
 def test_a_declaration_is_complete(item: Optimization) -> None:
     assert item.requirements
-    assert item.unmet() == [] or not item.seams_at()
+    assert item.unmet() == [] or item.evidence or "triton is not installed" in item.unmet()
     assert bool(item.versions()) == (item.vllm_switch is not None)
     names = " ".join(case.name for case in item.cases())
     assert [name for name in NEEDED_CASES if name not in names] == []
@@ -335,8 +345,7 @@ def test_a_seam_that_somebody_else_patched_refuses_the_switch(
     item: Optimization, foreign: Callable[[Any, Any], Any], monkeypatch: Patch
 ) -> None:
     for seam in item.seams_at():
-        module, class_name, method = (*seam.owner.split(":")[:1], *seam.method.split("."))
-        owner = getattr(sys.modules[module], class_name)
+        owner, method = place_of(seam)
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, foreign(owner, getattr(owner, method)))
             before = everything()
@@ -352,11 +361,10 @@ def test_a_switch_that_somebody_patched_over_stays(item: Optimization, monkeypat
     before = everything()
     optimized.apply(ALL)
     seam = item.seams_at()[-1]
-    class_name, method = seam.method.split(".")
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(sys.modules[seam.owner.partition(":")[0]], class_name), method, lambda *_: None)
+        patch.setattr(*place_of(seam), lambda *_: None)
         on = everything()
-        with pytest.raises(SpantraceError, match=f"{item.id} cannot be taken back: {seam.method} was patched"):
+        with pytest.raises(SpantraceError, match=rf"{item.id} cannot be taken back: .*{seam.method} was patched"):
             optimized.revert()
         assert same(on, everything())
         assert optimized.applied() == tuple(ALL)
@@ -520,12 +528,43 @@ def test_a_wrong_id_changes_nothing() -> None:
 
 def test_selection_by_text() -> None:
     assert optimized.select("all") == list(ALL)
+    assert list(optimized.left_out("all")) == [name for name in EVERY if EVERY[name].seams_at() and name not in ALL]
+    assert optimized.left_out("none") == optimized.left_out("query-build") == {}
     assert optimized.select("none") == []
     ours = [name for name, item in EVERY.items() if item.seams_at("0.32.0") and not item.restores]
-    assert optimized.select("all", "0.32.0") == ours
+    assert optimized.select("all", "0.32.0") == [name for name in ours if not EVERY[name].unmet()]
     assert optimized.select("query-build, context-kv-cache") == ["query-build", "context-kv-cache"]
     with pytest.raises(SpantraceError, match="no optimization is called ''"):
         optimized.select("")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for the kernels")
+def test_all_leaves_out_what_cannot_run_here_and_says_why(monkeypatch: Patch) -> None:
+    needing = replace(ALL["query-build"], id="kernels", requirements=(needs_kernels(),))
+    monkeypatch.setattr(optimized, "discover", lambda: {"kernels": needing, "query-build": ALL["query-build"]})
+    interpreted = [] if find_spec("triton") is None else ["kernels"]
+    assert optimized.select("all") == [*interpreted, "query-build"]
+    monkeypatch.delenv(launching.INTERPRET)
+    assert optimized.select("all") == ["query-build"]
+    assert optimized.select("kernels") == ["kernels"]
+    (why,) = optimized.left_out("all").values()
+    assert why == launching.why_no_kernels("cpu")
+    with pytest.raises(SpantraceError, match=f"^kernels cannot be applied: {why}$"):
+        optimized.apply(["kernels"])
+
+
+def test_a_named_set_stands_for_its_members(monkeypatch: Patch) -> None:
+    one, two = (replace(ALL[name], named_set="both") for name in ("query-build", "verify-k-plus-one"))
+    known = {**ALL, one.id: one, two.id: two}
+    monkeypatch.setattr(optimized, "discover", lambda: known)
+    assert optimized.sets()["both"] == [one.id, two.id]
+    assert optimized.select("both") == [one.id, two.id]
+    assert optimized.select("context-kv-cache, both, query-build") == ["context-kv-cache", one.id, two.id]
+    with pytest.raises(SpantraceError, match=r"choose from .*verify-k-plus-one, .*both"):
+        optimized.select("neither")
+    for wrong in ("all", "Not a name", one.id):
+        with pytest.raises(ValueError, match="cannot name a set"):
+            replace(one, named_set=wrong)
 
 
 @pytest.mark.parametrize(
@@ -594,12 +633,24 @@ def test_all_of_them_at_other_sizes(shape: dict[str, Any]) -> None:
     assert compare_drafts(log, other).agrees(CLOSE)
 
 
-@pytest.mark.parametrize("changes", [{"windows": (None, 5), "causal_windows": True}, {"sinks": True, "windows": (4,)}])
-def test_windows_and_sinks(changes: dict[str, Any]) -> None:
-    settings = small(replace(SMALL, dflash=replace(SMALL.dflash, **changes)))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"windows": (None, 5), "causal_windows": True},
+        {"sinks": True, "windows": (4,)},
+        {"rope": Rope(factor=8.0, original_context=32, truncate=False)},
+        {"rope": Rope(partial=0.5)},
+    ],
+    ids=["causal windows", "sinks", "YaRN", "partial rotation"],
+)
+def test_all_of_them_with_other_attention(changes: dict[str, Any]) -> None:
+    settings = small(replace(SMALL, dflash=replace(SMALL.dflash, **changes)), batch=2)
     _, log = run(settings, "forced")
     optimized.apply(ALL)
-    assert compare_drafts(log, run(settings, "forced")[1]).agrees(CLOSE)
+    on, other = run(settings, "forced")
+    assert on.tokens == expected(settings)
+    assert [said["errors"] for said in optimized.counts()] == [0] * len(ALL)
+    assert compare_drafts(log, other).agrees(CLOSE)
 
 
 @pytest.mark.parametrize("limit", [10, 17, 25])
@@ -645,7 +696,7 @@ def test_it_fires_where_it_says_once_a_cycle(item: Optimization, drafter: str, g
     generation, _ = run(small(geometry, drafter=drafter), "drafter")
     (said,) = optimized.counts()
     assert json.loads(json.dumps(said)) == said
-    if drafter in item.drafters:
+    if drafter in item.drafters and (geometry.state_layers or not item.needs_states):
         assert said == {"id": item.id, "hits": generation.cycles, "fallbacks": 0, "errors": 0, "reasons": {}}
         assert optimized.warnings() == []
     else:
@@ -838,11 +889,11 @@ def test_the_warning_names_the_most_frequent_reason() -> None:
 
 
 def faulty(monkeypatch: Patch, fault: str) -> None:
-    project, build = Cache.project, lookup.build
+    write, build = Cache.write, lookup.build
     if fault == "positions":
-        monkeypatch.setattr(Cache, "project", lambda self, s, p: project(self, s, (p + 1) % len(self.table)))
+        monkeypatch.setattr(Cache, "write", lambda self, *a: write(self, *a[:3], (a[3] + 1) % len(self.table)))
     elif fault == "norms":
-        monkeypatch.setattr(Cache, "project", lambda self, s, p: project(replace(self, norms=self.norms.flip(0)), s, p))
+        monkeypatch.setattr(Cache, "write", lambda self, *a: write(replace(self, norms=self.norms.flip(0)), *a))
     elif fault == "mask":
         monkeypatch.setattr(lookup, "build", lambda *a: (build(*a), a[-1].noise[:, 1:].add_(0.1)))
 
@@ -862,13 +913,35 @@ def test_a_planted_fault_shows_in_the_drafts_though_not_in_the_tokens(fault: str
 
 
 class Operations(TorchDispatchMode):
-    """How many operations PyTorch carries out, each of which is a launch on a GPU."""
+    """How many operations PyTorch carries out, each a launch on a GPU, and kernels it launches besides."""
 
     done = 0
+    interpreting = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.done += 1
+        self.done += not self.interpreting
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def with_kernels(self) -> Iterator[None]:
+        """Count an interpreted kernel once, whatever PyTorch does for the interpreter."""
+        if find_spec("triton") is None:
+            yield
+            return
+        from triton.runtime.interpreter import GridExecutor
+
+        run = GridExecutor.__call__
+
+        def launch(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.done, self.interpreting = self.done + 1, True
+            try:
+                return run(executor, *args, **kwargs)
+            finally:
+                self.interpreting = False
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GridExecutor, "__call__", launch)
+            yield
 
 
 class Work(TorchFunctionMode):
@@ -894,7 +967,7 @@ def work_of_a_cycle(settings: Settings, ids: list[str]) -> tuple[Counter[str], i
     cycle = Cycle(settings)
     cycle.add(random_prompts(settings, settings.batch, 100), 60)
     cycle.step()
-    with Work(cycle.target.embedding) as work, Operations() as operations:
+    with Work(cycle.target.embedding) as work, Operations() as operations, operations.with_kernels():
         cycle.step()
     optimized.revert()
     return work.done, operations.done
@@ -904,7 +977,8 @@ def work_of_a_cycle(settings: Settings, ids: list[str]) -> tuple[Counter[str], i
 def test_each_does_less_work_of_some_kind_or_in_fewer_operations_and_no_kind_more(
     item: Optimization, drafter: str
 ) -> None:
-    settings = Settings(context=512, drafter=drafter)  # type: ignore[arg-type]
+    geometry = replace(Geometry(), state_layers=(1, 2)) if item.needs_states else Geometry()
+    settings = Settings(geometry, context=512, drafter=drafter)  # type: ignore[arg-type]
     (stock, operations), (alone, fewer) = work_of_a_cycle(settings, []), work_of_a_cycle(settings, [item.id])
     assert all(alone[kind] <= stock[kind] for kind in stock)
     assert fewer < operations or any(alone[kind] < stock[kind] for kind in stock)
@@ -918,7 +992,8 @@ def test_all_of_them_do_much_less_work() -> None:
     assert 1.2 * everything_on["attention"] < stock["attention"]
     shape, drafted = settings.geometry.dflash, settings.speculative + 1
     filler = settings.batch * (settings.speculative - 1)
-    lookups = filler + settings.batch * (drafted - 1) - 1
+    read_by_pytorch = 0 if launching.why_no_kernels("cpu") is None else settings.batch + 1
+    lookups = filler + settings.batch * drafted - read_by_pytorch
     assert stock["embedding"] - everything_on["embedding"] == lookups
     context = shape.layers * 2 * shape.kv_heads * shape.head_dim * settings.geometry.hidden
     spared = work_of_a_cycle(settings, ["context-kv-cache"])[0]["linear"]

@@ -123,16 +123,16 @@ def _wrong_bonus(patch: Patch) -> None:
 
 
 def _rotate_context_wrongly(patch: Patch) -> None:
-    patch.setattr(DFlashDrafter, "context_keys_and_values", later(DFlashDrafter.context_keys_and_values, 3))
-    patch.setattr(DSparkDrafter, "context_latents", later(DSparkDrafter.context_latents, 2))
+    patch.setattr(DFlashDrafter, "make_context", later(DFlashDrafter.make_context, 3))
+    patch.setattr(DSparkDrafter, "project_rows", later(DSparkDrafter.project_rows, 2))
 
 
 def _unroll_context_rope(patch: Patch) -> None:
     def plain(self: Drafter, *arguments: torch.Tensor) -> object:
         return context(self, *arguments[:-1], torch.zeros_like(arguments[-1]))
 
-    context = DFlashDrafter.context_keys_and_values
-    patch.setattr(DFlashDrafter, "context_keys_and_values", plain)
+    context = DFlashDrafter.make_context
+    patch.setattr(DFlashDrafter, "make_context", plain)
 
 
 def _causal_block(patch: Patch) -> None:
@@ -236,7 +236,7 @@ def test_context_rotated_by_another_table_than_the_queries_is_caught(monkeypatch
     settings = small(with_dflash(rope=rope))
     honest = logits_of(settings)
     wrong = rope_table(replace(rope, truncate=True), SMALL.dflash.head_dim, settings.capacity, "cpu")
-    context = DFlashDrafter.context_keys_and_values
+    context = DFlashDrafter.make_context
 
     def truncated(self: DFlashDrafter, *arguments: torch.Tensor) -> object:
         self.table, right = wrong, self.table
@@ -245,7 +245,7 @@ def test_context_rotated_by_another_table_than_the_queries_is_caught(monkeypatch
         finally:
             self.table = right
 
-    monkeypatch.setattr(DFlashDrafter, "context_keys_and_values", truncated)
+    monkeypatch.setattr(DFlashDrafter, "make_context", truncated)
     assert not compare_drafts(honest, logits_of(settings)).agrees(CLOSE)
 
 

@@ -39,7 +39,7 @@ def test_greedy_verification() -> None:
     drafts = torch.tensor([[4, 5, 6], [4, 5, 1], [7, 5, 6], [-1, -1, -1]])
     verdict = Verifier().sample(logits, drafts)
     assert verdict.counts.tolist() == [4, 3, 1, 1]
-    assert verdict.newest().tolist() == [0, 6, 4, 4]
+    assert verdict.newest.tolist() == [0, 6, 4, 4]
     assert verdict.accepted.shape == (4, 4)
     assert verdict.accepted.dtype == verdict.counts.dtype == torch.int32
     assert histogram([(3, 0), (3, 3), (3, 3)], 3) == [1, 0, 0, 2]

@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 
 import torch.nn.functional as F  # noqa: E402
 
+from optimized import launching  # noqa: E402
 from optimized.judging import TOLERANCES  # noqa: E402
 from optimized.split_kv_3d import OPTIMIZATION, attention, kernels  # noqa: E402
 from optimized.split_kv_3d.attention import (  # noqa: E402
@@ -491,7 +492,7 @@ def arguments_of(kernel: Any, query: Any, context: Context, window: int, causal:
     scratch = Scratch(len(query), query.shape[1], query.shape[2], "meta")
     sinks = torch.empty(query.shape[1], dtype=torch.float32, device="meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "launch", record)
+        patch.setattr(launching, "launch", record)
         attend(query, context, query, 3, Sight(0.1, window, causal, sinks), scratch)
     return recorded["options"], recorded["arguments"]
 
