@@ -1,10 +1,10 @@
 """What each optimization does to the built-in cycle on a GPU, alone and together.
 
-For each batch the weights are made once; then short windows of stock code, of each optimization alone and of all of
-them take turns in one process, every second round in reverse order, so that a drift hits all arms alike. The drafter's
-own tokens are verified, of which a random one gets none right: the time of a cycle does not depend on it, so tokens/s
-are stated at a length. Tables go to --out after each batch. On a machine without a GPU:
-`--geometry tiny --device cpu --dtype float32 --batches 1,8 --context 256`.
+For each batch and context the weights are made once; then short windows of stock code, of each optimization (or of each
+set that --arms names) alone and of all of them take turns in one process, every second round in reverse order, so that
+a drift hits all arms alike. The drafter's own tokens are verified, of which a random one gets none right: the time of a
+cycle does not depend on it, so tokens/s are stated at a length. Tables go to --out after each place. Without a GPU:
+`--geometry tiny --device cpu --dtype float32 --batches 1,8 --contexts 256`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import gc
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from optimized.reference_cycle.geometry import GEOMETRIES
 from optimized.reference_cycle.load import Load
 from optimized.reference_cycle.settings import Settings
 
-STOCK, ALL = "stock", "all"
+STOCK, ALL, EACH = "stock", "all", "each"
 WARMUP, FEWEST, MOST = 3, 8, 40
 """Cycles of a window that are left out, and the least and the most that are measured."""
 
@@ -57,21 +58,20 @@ class Arm:
         return float(np.median([np.median(window) for window in self.windows])) / 1e6
 
 
-def arms() -> list[Arm]:
-    """Stock, each optimization of the built-in cycle alone, and all of them."""
-    names = optimized.select(ALL)
-    return [Arm(STOCK, []), *(Arm(name, [name]) for name in names), Arm(ALL, names)]
+def arms(settings: Settings, wanted: str) -> list[Arm]:
+    """Stock, each optimization that fires with this drafter alone (or what is wanted instead), and all of them."""
+    every = [name for name in optimized.select(ALL) if settings.drafter in optimized.discover()[name].drafters]
+    alone = every if wanted == EACH else wanted.split(",")
+    return [Arm(STOCK, []), *(Arm(name, optimized.select(name)) for name in alone), Arm(ALL, every)]
 
 
-def measure(settings: Settings, rounds: int, seconds: float) -> list[Arm]:
-    """Every arm's windows at one batch."""
+def measure(settings: Settings, found: list[Arm], prompt: int, rounds: int, seconds: float) -> list[Arm]:
+    """Every arm's windows at one batch and context, of which `prompt` tokens are prefilled."""
     began = time.monotonic()
     cycle = Cycle(settings)
-    prompt = settings.context // 2
     load = Load(cycle, random_prompts(settings, settings.batch, prompt), settings.context - prompt)
     _wait(settings)
     print(f"batch {settings.batch}: weights and caches in {time.monotonic() - began:.1f} s", flush=True)
-    found = arms()
     load.step()
     _wait(settings)
     print(f"batch {settings.batch}: prompts prefilled after {time.monotonic() - began:.1f} s", flush=True)
@@ -108,20 +108,22 @@ def _wait(settings: Settings) -> None:
         torch.cuda.synchronize()
 
 
-def row(arm: Arm, stock: Arm, batch: int, length: float) -> dict[str, Any]:
+def row(arm: Arm, stock: Arm, settings: Settings, length: float) -> dict[str, Any]:
     """One line of the table."""
     windows, base = ([np.array(one, dtype=np.float64) for one in side.windows] for side in (arm, stock))
     against = shift(base, windows) if arm is not stock else None
     ms = arm.median_ms()
     return {
-        "batch": batch,
+        "batch": settings.batch,
+        "context": settings.context,
         "arm": arm.name,
         "cycle_ms": ms,
         "ratio": against.ratio if against else None,
         "low": against.low if against else None,
         "high": against.high if against else None,
         "p": against.p if against else None,
-        "tokens_per_s": batch * length / ms * 1e3,
+        "saved_ms": stock.median_ms() - ms,
+        "tokens_per_s": settings.batch * length / ms * 1e3,
         "cycles": sum(len(window) for window in arm.windows),
         "windows": len(arm.windows),
         "hits": arm.hits,
@@ -134,8 +136,9 @@ def markdown(rows: list[dict[str, Any]], heading: str, length: float) -> str:
     lines = [
         heading,
         "",
-        f"| batch | optimizations | cycle ms | of stock | 95% interval | tokens/s at {length:g} a cycle | hits |",
-        "|--:|:--|--:|--:|:--|--:|:--|",
+        "| batch | context | optimizations | cycle ms | saved ms | of stock | 95% interval "
+        f"| tokens/s at {length:g} a cycle | hits |",
+        "|--:|--:|:--|--:|--:|--:|:--|--:|:--|",
     ]
     for one in rows:
         ratio = "" if one["ratio"] is None else f"{one['ratio']:.3f}"
@@ -144,10 +147,15 @@ def markdown(rows: list[dict[str, Any]], heading: str, length: float) -> str:
             f"{count:,}" if len(one["hits"]) == 1 else f"{n} {count:,}" for n, count in one["hits"].items()
         )
         lines.append(
-            f"| {one['batch']} | {one['arm']} | {one['cycle_ms']:.2f} | {ratio} | {interval} | "
+            f"| {one['batch']} | {one['context']} | {one['arm']} | {one['cycle_ms']:.3f} | {one['saved_ms']:.3f} "
+            f"| {ratio} | {interval} | "
             f"{one['tokens_per_s']:,.0f} | {hits} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def options() -> argparse.Namespace:
@@ -158,8 +166,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--drafter", default="dflash", choices=("dflash", "dspark"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--batches", default="1,8,32,64", type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--batches", default="1,8,32,64", type=_numbers)
+    parser.add_argument("--contexts", default="2048", type=_numbers)
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        help="tokens of a context that are prefilled (default: half); stock attends to the whole table, however short",
+    )
+    parser.add_argument("--arms", default=EACH, help="ids and sets, each an arm of its own")
     parser.add_argument("--draft-length", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=4, help="windows of each arm; an interval takes 4")
     parser.add_argument(
@@ -171,47 +185,44 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure batch by batch and write what there is after each."""
+    """Measure place by place and write what there is after each."""
     chosen = options()
     geometry = GEOMETRIES[chosen.geometry].scaled(layers=chosen.layers)
-    general = Settings(
-        geometry,
-        drafter=chosen.drafter,
-        draft_length=chosen.draft_length,
-        context=chosen.context,
-        device=chosen.device,
-        dtype=chosen.dtype,
-    )
+    same = {name: getattr(chosen, name) for name in ("drafter", "draft_length", "device", "dtype")}
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     heading = (
         f"{geometry.name} ({geometry.layers} layers) + {chosen.drafter} K={chosen.draft_length}, {chosen.dtype}, "
-        f"context {chosen.context}, torch {torch.__version__}, {device}; {chosen.rounds} windows an arm, interleaved"
+        f"torch {torch.__version__}, {device}; {chosen.rounds} windows an arm, interleaved"
     )
     chosen.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
-    began = time.monotonic()
-    for batch in chosen.batches:
-        gc.collect()
-        if chosen.device == "cuda":
-            torch.cuda.empty_cache()
-        try:
-            found = measure(replace(general, batch=batch), chosen.rounds, chosen.seconds)
-        except torch.OutOfMemoryError as error:
-            print(f"batch {batch}: left out, {str(error).splitlines()[0]}", flush=True)
-            continue
-        rows += [row(arm, found[0], batch, chosen.length) for arm in found]
-        windows += [{"batch": batch, **asdict(arm)} for arm in found]
-        peak = torch.cuda.max_memory_allocated() / 2**30 if chosen.device == "cuda" else None
+    for batch, context in product(chosen.batches, chosen.contexts):
+        settings = Settings(geometry, batch=batch, context=context, **same)
+        found = _place(settings, chosen)
+        rows += [row(arm, found[0], settings, chosen.length) for arm in found]
+        windows += [{"batch": batch, "context": context, **asdict(arm)} for arm in found]
         (chosen.out / "table.md").write_text(markdown(rows, heading, chosen.length))
-        result = {"heading": heading, "rows": rows, "windows": windows, "peak_gib": peak}
+        result = {"heading": heading, "rows": rows, "windows": windows, "peak_gib": _peak_gib(chosen.device)}
         (chosen.out / "results.json").write_text(json.dumps(result, indent=1))
-        memory = f", at most {peak:.1f} GiB allocated" if peak else ""
-        print(f"batch {batch}: written {time.monotonic() - began:.0f} s after the start{memory}", flush=True)
-        gc.collect()
-        if chosen.device == "cuda":
-            torch.cuda.empty_cache()
     print(markdown(rows, heading, chosen.length))
+
+
+def _place(settings: Settings, chosen: argparse.Namespace) -> list[Arm]:
+    """The arms at one batch and context, none where they do not fit."""
+    gc.collect()
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+    prompt = chosen.prompt or settings.context // 2
+    try:
+        return measure(settings, arms(settings, chosen.arms), prompt, chosen.rounds, chosen.seconds)
+    except torch.OutOfMemoryError as error:
+        print(f"batch {settings.batch}, context {settings.context}: left out, {str(error).splitlines()[0]}", flush=True)
+        return []
+
+
+def _peak_gib(device: str) -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
 
 
 if __name__ == "__main__":
