@@ -22,8 +22,8 @@ from pathlib import Path
 from spantrace.errors import SpantraceError
 from spantrace.frames import LARGEST_FRAME, LARGEST_REQUEST, Decoder, Frame, encode
 
-REQUEST_TIMEOUT_S = 5.0
-SEND_TIMEOUT_S = 2.0
+REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S, SEND_TIMEOUT_S = 5.0, 2.0, 10.0
+"""The last is long, for a recorder on a machine with too much other work is slow, and not gone."""
 MOST_CONNECTIONS = 8
 RETRY_S = 0.5
 """Pause after a connection could not be accepted, as when the process has no file descriptor left."""
@@ -196,7 +196,7 @@ def processes(directory: Path) -> list[int]:
 
 def _listens(path: Path) -> bool:
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer, _short_path(path) as address:
-        peer.settimeout(SEND_TIMEOUT_S)
+        peer.settimeout(CONNECT_TIMEOUT_S)
         try:
             peer.connect(address)
         except ConnectionRefusedError:
@@ -208,7 +208,7 @@ def _listens(path: Path) -> bool:
 def connect(directory: Path, pid: int) -> Connection:
     """Connect to the process `pid`; SpantraceError where it does not answer."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    peer.settimeout(SEND_TIMEOUT_S)
+    peer.settimeout(CONNECT_TIMEOUT_S)
     try:
         with _short_path(directory / f"{pid}.sock") as address:
             peer.connect(address)

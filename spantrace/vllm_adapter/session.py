@@ -68,6 +68,11 @@ class Session:
         """Its sites, its health, and what the optimizations in this process counted since it began."""
         return {**self.sites(), "health": self.recorder.health(), "optimizations": self._tally.counts()}
 
+    def description(self) -> list[Frame]:
+        """What this process knows of its server, once a hook has seen what holds it."""
+        config = self.probes.config()
+        return [] if config is None else [{"type": "described", **describe_server(config, known_runner())}]
+
     def sites(self) -> Frame:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
         return {"sites": self._installation.sites, "graphs": self._installation.graphs}
@@ -182,7 +187,7 @@ def _record(request: Frame, connection: Connection) -> None:
         _stream(session, connection)
         session.stop()
         _read_last_events(session)
-        connection.send(*session.recorder.drain(), {"type": "stopped", **session.state()})
+        connection.send(*session.description(), *session.recorder.drain(), {"type": "stopped", **session.state()})
     finally:
         session.stop()
         _sessions.clear()
@@ -193,8 +198,7 @@ def _stream(session: Session, connection: Connection) -> None:
 
     Each time this thread wakes up the engine's has to wait for the interpreter, so it does so as seldom as it can.
     """
-    described = False
-    told, hooked = time.monotonic(), 0
+    described, told, hooked = False, time.monotonic(), 0
     while (frame := connection.receive(DRAIN_S)) is None or frame.get("type") != "stop":
         if frame is not None:
             _pause(session, connection, frame)
@@ -202,10 +206,9 @@ def _stream(session: Session, connection: Connection) -> None:
                 connection.send(_delays(session).answer(frame))
             continue
         _make_room(session)
-        if not described and (config := session.probes.config()) is not None:
-            described = True
-            connection.send({"type": "described", **describe_server(config, known_runner())})
-        frames = [*session.recorder.drain()]
+        description = [] if described else session.description()
+        described = described or bool(description)
+        frames = [*description, *session.recorder.drain()]
         if time.monotonic() - told >= HEALTH_S or hooked != session.hooked():
             told, hooked = time.monotonic(), session.hooked()
             frames.append({"type": "health", **session.state()})

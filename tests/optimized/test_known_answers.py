@@ -171,12 +171,12 @@ def test_two_switches_that_save_the_same_work_show_their_interaction(
 def test_the_cycle_moves_as_sensitivity_predicts(capsys: Captured) -> None:
     """Both measure the same cycle, in which a span of its only thread is held up: one by slopes, one by arms."""
     options = [f"--{key}={value}" for key, value in CYCLE.items()]
-    asked = [f"--span={HELD}", f"--delay={LONG_US}", "--cycles=25", "--blocks=20", "--max-slowdown=0.5"]
+    asked = [f"--span={HELD}", f"--delay={LONG_US}", "--cycles=60", "--blocks=20", "--max-slowdown=0.5"]
 
     def measure() -> None:
         assert run(["sensitivity", "built-in", *options, *asked, "--format=json", "--force"]) == 0
         (slope,) = json.loads(capsys.readouterr().out)["sensitivity"]
-        held = _held(capsys, HELD, LONG_US)
+        held = _held(capsys, HELD, LONG_US, cycles=80)
         assert _change(held, HELD)["value"] == pytest.approx(LONG_US / 1e3, rel=0.1)
         moved, predicted = _change(held, "cycle"), slope["slope"]
         width = max((predicted["high"] - predicted["low"]) / 2, (moved["high"] - moved["low"]) / (2e-3 * LONG_US))
@@ -208,10 +208,10 @@ def test_200_us_in_one_span_are_found_there_and_in_what_encloses_it_and_nowhere_
     judged(measure)
 
 
-def _held(capsys: Captured, span: str, us: int) -> dict[str, Any]:
+def _held(capsys: Captured, span: str, us: int, cycles: int = 25) -> dict[str, Any]:
     """What a campaign says of the arm in which a span is held up."""
     delay = f'delay = {{ "{span}" = {us} }}'
-    plan = ["repeats = 8", "cycles = 25", "warmup = 5", "[[arm]]", 'name = "held"', delay]
+    plan = ["repeats = 8", f"cycles = {cycles}", "warmup = 5", "[[arm]]", 'name = "held"', delay]
     (held,) = (arm for arm in measured(capsys, *plan)["arms"] if arm["name"] == "held")
     return dict(held)
 

@@ -1,6 +1,6 @@
 """A load for `spantrace ab`: greedy completions one after another, and what they took, as a campaign reads it.
 
-python small_load.py URL MODEL RESULT
+python small_load.py URL MODEL RESULT [TOKENS]
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 import urllib.request
 from pathlib import Path
 
-REQUESTS, TOKENS = 3, 64
+REQUESTS = 3
 
 
-def main(url: str, model: str, result: str) -> None:
+def main(url: str, model: str, result: str, tokens: str = "64") -> None:
     """Put the load on and write its result."""
     took = []
     for index in range(REQUESTS):
         body = {
             "model": model,
             "prompt": f"Request {index}",
-            "max_tokens": TOKENS,
+            "max_tokens": int(tokens),
             "temperature": 0,
             "ignore_eos": True,
         }
@@ -32,7 +32,7 @@ def main(url: str, model: str, result: str) -> None:
             answer.read()
         took.append(time.perf_counter() - begun)
     whole = sum(took)
-    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * TOKENS / whole}
+    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * int(tokens) / whole}
     Path(result).write_text(json.dumps(figures))
 
 

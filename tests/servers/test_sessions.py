@@ -113,6 +113,8 @@ def test_how_many_cycles_are_in_detail_is_up_to_how_many_there_will_be(
         "open": 5,
         "nvtx": 1,
     }
+    backends = {one.header["server"]["draft_attention_backend"] for one in loaded.values()}
+    assert backends == {"CPU_ATTN"}, "a recording that ends before the first frames are sent says it too"
     assert loaded["few"].cycles.detail.all()
     assert loaded["nvtx"].cycles.detail.all()
 
