@@ -1,6 +1,6 @@
 """A load for `spantrace ab`: greedy completions one after another, and what they took, as a campaign reads it.
 
-python small_load.py URL MODEL RESULT [TOKENS]
+python small_load.py URL MODEL RESULT
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 import urllib.request
 from pathlib import Path
 
-REQUESTS = 3
+REQUESTS, TOKENS = 3, 64
 
 
-def main(url: str, model: str, result: str, tokens: str = "64") -> None:
+def main(url: str, model: str, result: str) -> None:
     """Put the load on and write its result."""
     took = []
     for index in range(REQUESTS):
         body = {
             "model": model,
             "prompt": f"Request {index}",
-            "max_tokens": int(tokens),
+            "max_tokens": TOKENS,
             "temperature": 0,
             "ignore_eos": True,
         }
@@ -32,7 +32,7 @@ def main(url: str, model: str, result: str, tokens: str = "64") -> None:
             answer.read()
         took.append(time.perf_counter() - begun)
     whole = sum(took)
-    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * int(tokens) / whole}
+    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * TOKENS / whole}
     Path(result).write_text(json.dumps(figures))
 
 

@@ -36,27 +36,23 @@ def server(serve: Serve) -> CpuServer:
     return serve(method="dflash", acceptance=ACCEPTANCE, allow_delays=True)
 
 
-def ab(
-    cli: Cli, directory: Path, *lines: str, form: str = "json", tokens: int = 64
-) -> subprocess.CompletedProcess[str]:
-    """`spantrace ab` of a plan with the load of a few requests of so many tokens."""
+def ab(cli: Cli, directory: Path, *lines: str, form: str = "json") -> subprocess.CompletedProcess[str]:
+    """`spantrace ab` of a plan with the load of a few requests."""
     plan = directory / "plan.toml"
-    plan.write_text("\n".join([*lines, "[load]", f"command = {json.dumps([*LOAD, str(tokens)])}"]) + "\n")
+    plan.write_text("\n".join([*lines, "[load]", f"command = {json.dumps(LOAD)}"]) + "\n")
     return cli("ab", str(plan), "-o", str(directory / "campaign"), "--format", form, timeout=300)
 
 
-def held(server: CpuServer, us: int, cycles: int = 40) -> list[str]:
+def held(server: CpuServer, us: int) -> list[str]:
     """The lines of a plan that holds a span up in one arm."""
     arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{SPAN}" = {us} }}']
-    return [f'target = ":{server.port}"', "repeats = 8", f"cycles = {cycles}", "warmup = 5", *arm]
+    return [f'target = ":{server.port}"', "repeats = 8", "cycles = 40", "warmup = 5", *arm]
 
 
-def effects_of_holding(
-    server: CpuServer, cli: Cli, directory: Path, us: int, cycles: int = 40
-) -> dict[tuple[str, str], dict[str, Any]]:
+def effects_of_holding(server: CpuServer, cli: Cli, directory: Path, us: int) -> dict[tuple[str, str], dict[str, Any]]:
     """What a new campaign says of its arm `held`, by quantity and where it was measured."""
     shutil.rmtree(directory / "campaign", ignore_errors=True)
-    done = ab(cli, directory, *held(server, us, cycles), tokens=4 * cycles)
+    done = ab(cli, directory, *held(server, us))
     if done.returncode:
         raise RuntimeError(done.stderr)
     (arm,) = (one for one in json.loads(done.stdout)["arms"] if one["name"] == "held")
@@ -81,7 +77,7 @@ def _moved(effect: dict[str, Any]) -> bool:
 
 
 def test_the_cycle_moves_as_sensitivity_predicts(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
-    asked = ("--span", SPAN, "--delay", str(LONG_US), "--max-slowdown", "0.5", "--cycles", "60", "--format", "json")
+    asked = ("--span", SPAN, "--delay", str(LONG_US), "--max-slowdown", "0.5", "--cycles", "20", "--format", "json")
 
     def measure() -> None:
         with server.load(1, max_tokens=400):
@@ -90,7 +86,7 @@ def test_the_cycle_moves_as_sensitivity_predicts(server: CpuServer, cli: Cli, tm
         if said.returncode:
             raise RuntimeError(said.stderr)
         (predicted,) = (one["slope"] for one in json.loads(said.stdout)["sensitivity"])
-        moved = effects_of_holding(server, cli, tmp_path, LONG_US, cycles=100)["cycle", "host"]
+        moved = effects_of_holding(server, cli, tmp_path, LONG_US)["cycle", "host"]
         found = {key: value / LONG_US * 1e3 for key, value in moved["change"]["difference"].items() if key != "n"}
         width = max(one["high"] - one["low"] for one in (predicted, found)) / 2
         if width > ENOUGH:
