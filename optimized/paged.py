@@ -76,6 +76,12 @@ class Requests:
         self.step += 1
         self._arrange()
 
+    def grow(self) -> None:
+        """The next step, after each row's context has taken its accepted rows, as far as one reaches."""
+        self.lengths[self.slots] = (self.starts() + self.counts).clamp(max=self.shape.limit)
+        self.lengths[-1] = 0
+        self.next()
+
     def draw(self, *size: int) -> Tensor:
         """Normal numbers in the activations' dtype."""
         return torch.randn(size, generator=self.random).to(self.device, self.dtype)

@@ -54,11 +54,7 @@ class Tables:
 
     def next(self) -> None:
         """Contexts grow, and pages with them."""
-        requests = self.requests
-        grown = (requests.starts() + requests.counts).clamp(max=requests.shape.limit)
-        requests.lengths[requests.slots] = grown
-        requests.lengths[-1] = 0
-        requests.next()
+        self.requests.grow()
 
     def _arguments(self) -> tuple[Tensor, int, int, Tensor, Tensor]:
         batch = self.requests.shape.batch

@@ -54,11 +54,7 @@ class Rows:
 
     def next(self) -> None:
         """Contexts grow, and other rows are verified."""
-        requests = self.requests
-        grown = (requests.starts() + requests.counts).clamp(max=requests.shape.limit)
-        requests.lengths[requests.slots] = grown
-        requests.lengths[-1] = 0
-        requests.next()
+        self.requests.grow()
         self._project()
 
     def _project(self) -> None:

@@ -89,11 +89,7 @@ class Block:
 
     def next(self) -> None:
         """Contexts grow, and the layer projects anew."""
-        requests = self.requests
-        grown = (requests.starts() + requests.counts).clamp(max=requests.shape.limit)
-        requests.lengths[requests.slots] = grown
-        requests.lengths[-1] = 0
-        requests.next()
+        self.requests.grow()
         self._ask()
 
     def _ask(self) -> None:

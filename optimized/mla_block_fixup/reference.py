@@ -59,11 +59,7 @@ class Placing:
 
     def next(self) -> None:
         """Contexts grow."""
-        requests = self.requests
-        grown = (requests.starts() + requests.counts).clamp(max=requests.shape.limit)
-        requests.lengths[requests.slots] = grown
-        requests.lengths[-1] = 0
-        requests.next()
+        self.requests.grow()
         self._advertise()
 
     def _advertise(self) -> None:

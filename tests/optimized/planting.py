@@ -1,10 +1,12 @@
-"""Plants a fault in the text of a module of kernels."""
+"""Plants faults: in the text of a module of kernels, and in a function from some call on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def with_a_fault(kernels: ModuleType, text: str, planted: str, folder: Path) -> ModuleType:
@@ -19,3 +21,17 @@ def with_a_fault(kernels: ModuleType, text: str, planted: str, folder: Path) -> 
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def failing_after(calls: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The original for so many calls, and then what raises RuntimeError."""
+    seen = 0
+
+    def fail(*args: Any, **options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen > calls:
+            raise RuntimeError("planted")
+        return original(*args, **options)
+
+    return fail

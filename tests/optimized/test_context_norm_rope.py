@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from compiling import compiled_for_a_gpu  # noqa: E402
 from exact_heads import in_float64  # noqa: E402
-from planting import with_a_fault  # noqa: E402
+from planting import failing_after, with_a_fault  # noqa: E402
 from small_cycles import OUTPUT, SMALL, expected, prompts_for, run, small  # noqa: E402
 
 import optimized  # noqa: E402
@@ -260,17 +260,10 @@ def test_a_cycle_in_which_one_layer_keeps_the_chain_is_no_hit(
 
 @pytest.mark.parametrize(("ids", "launches"), [([ID], 0), ([ID], 5), ([CACHE, ID], 7)])
 def test_a_failure_falls_back_and_is_counted(ids: list[str], launches: int, monkeypatch: Patch) -> None:
-    settings, seen, launch = small(), [0], launching.launch
+    settings = small()
     _, log = run(settings)
     optimized.apply(ids)
-
-    def fail(*args: Any, **options: Any) -> None:
-        seen[0] += 1
-        if seen[0] > launches:
-            raise RuntimeError("planted")
-        launch(*args, **options)
-
-    monkeypatch.setattr(launching, "launch", fail)
+    monkeypatch.setattr(launching, "launch", failing_after(launches, launching.launch))
     on, other = run(settings)
     said = next(said for said in optimized.revert() if said["id"] == ID)
     assert said["reasons"]["RuntimeError: planted"] == said["errors"] == 1

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 import torch.nn.functional as F  # noqa: E402
 from compiling import compiled_for_a_gpu  # noqa: E402
+from planting import failing_after  # noqa: E402
 from small_cycles import run, small  # noqa: E402
 
 import optimized  # noqa: E402
@@ -257,17 +258,10 @@ def test_a_loop_that_is_left_says_why(dtype: str, interpret: str, why: str, monk
 
 @pytest.mark.parametrize("launches", [0, 1, 9])
 def test_a_failure_leaves_the_drafts_as_they_are_and_is_counted(launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, launch, left = small(drafter="dspark"), launching.launch, [launches]
+    settings = small(drafter="dspark")
     _, log = run(settings, "forced")
     optimized.apply([ID])
-
-    def failing(*arguments: Any, **options: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("planted")
-        launch(*arguments, **options)
-
-    monkeypatch.setattr(launching, "launch", failing)
+    monkeypatch.setattr(launching, "launch", failing_after(launches, launching.launch))
     on, other = run(settings, "forced")
     (said,) = optimized.counts()
     good = launches // (settings.speculative + 1)

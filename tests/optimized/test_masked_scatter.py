@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from compiling import compiled_for_a_gpu  # noqa: E402
-from planting import with_a_fault  # noqa: E402
+from planting import failing_after, with_a_fault  # noqa: E402
 from small_cycles import OUTPUT, SMALL, WITH_STATES, expected, prompts_for, run, small  # noqa: E402
 
 import optimized  # noqa: E402
@@ -124,17 +124,10 @@ def test_a_revert_drops_the_graphs_that_hold_it(name: str, monkeypatch: Patch) -
 
 @pytest.mark.parametrize("launches", [0, 3])
 def test_a_failure_falls_back_and_is_counted(launches: int, monkeypatch: Patch) -> None:
-    settings, seen, launch = small(), [0], launching.launch
+    settings = small()
     _, log = run(settings)
     optimized.apply([ID])
-
-    def fail(*args: Any, **options: Any) -> None:
-        seen[0] += 1
-        if seen[0] > launches:
-            raise RuntimeError("planted")
-        launch(*args, **options)
-
-    monkeypatch.setattr(launching, "launch", fail)
+    monkeypatch.setattr(launching, "launch", failing_after(launches, launching.launch))
     on, other = run(settings)
     (said,) = optimized.revert()
     assert said["reasons"]["RuntimeError: planted"] == said["errors"] == 1

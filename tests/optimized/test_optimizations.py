@@ -23,6 +23,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from planting import failing_after  # noqa: E402
 from small_cycles import OUTPUT, SMALL, WITH_STATES, expected, prompts_for, run, small, source_for  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -814,18 +815,6 @@ def test_on_a_gpu_switches_take_effect_in_graphs_captured_anew(drafter: str) -> 
         steps += 1
     assert [request.tokens for request in requests] == expected(settings)
     assert compare_drafts(log, other).agrees(1e-3)
-
-
-def failing_after(calls: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    seen = Counter[str]()
-
-    def fail(*args: Any) -> Any:
-        seen["calls"] += 1
-        if seen["calls"] > calls:
-            raise RuntimeError("planted")
-        return original(*args)
-
-    return fail
 
 
 @pytest.mark.parametrize("calls", [0, 1, 4, 9])

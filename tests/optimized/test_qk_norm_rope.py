@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import torch.nn.functional as F  # noqa: E402
 from compiling import compiled_for_a_gpu  # noqa: E402
 from exact_heads import in_float64  # noqa: E402
-from planting import with_a_fault  # noqa: E402
+from planting import failing_after, with_a_fault  # noqa: E402
 from small_cycles import OUTPUT, SMALL, expected, prompts_for, run, small  # noqa: E402
 
 import optimized  # noqa: E402
@@ -193,17 +193,10 @@ def test_a_replay_of_graphs_that_are_older_than_the_switch_is_no_hit(monkeypatch
 
 @pytest.mark.parametrize("launches", [0, 2, 7])
 def test_a_failure_falls_back_and_is_counted(launches: int, monkeypatch: Patch) -> None:
-    settings, seen, launch = small(), [0], launching.launch
+    settings = small()
     _, log = run(settings)
     optimized.apply([ID])
-
-    def fail(*args: Any, **options: Any) -> None:
-        seen[0] += 1
-        if seen[0] > launches:
-            raise RuntimeError("planted")
-        launch(*args, **options)
-
-    monkeypatch.setattr(launching, "launch", fail)
+    monkeypatch.setattr(launching, "launch", failing_after(launches, launching.launch))
     on, other = run(settings)
     (said,) = optimized.revert()
     assert said["reasons"]["RuntimeError: planted"] == said["errors"] == 1

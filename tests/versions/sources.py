@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pypi_simple import DistributionPackage, PyPISimple
 
@@ -33,6 +36,17 @@ def source_tree(version: str, cache: Path = CACHE) -> Path:
 def own_tests(version: str, cache: Path = CACHE) -> Path:
     """The folder that holds vLLM's own `tests/**/*.py` of that release; the first call downloads the archive again."""
     return _kept("tests", version, cache / f"{version}-tests")
+
+
+def printed_by(script: Path, *arguments: str, on_path: Sequence[Path] = (), **environment: str) -> dict[str, Any]:
+    """What a script says last, as JSON, in a process of its own that imports from `on_path` and from this checkout."""
+    paths = os.pathsep.join(map(str, [*on_path, Path(__file__).parents[2]]))
+    everything = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _kept(folder: str, version: str, tree: Path) -> Path:

