@@ -44,6 +44,7 @@ def test_a_plan_of_three_has_stock_twice_each_alone_all_but_each_and_all() -> No
     }
     assert [arm.name for arm in arms_of(["a", "b"], aa=True)] == [STOCK, AGAIN, "a", "b", ALL]
     assert [arm.name for arm in arms_of(["a"], aa=False)] == [STOCK, "a"]
+    assert [arm.name for arm in arms_of(["a", "b", "c"], aa=False, leave_one_out=False)] == [STOCK, "a", "b", "c", ALL]
 
 
 def test_named_arms_come_after_the_generated_ones() -> None:
@@ -87,6 +88,8 @@ BAD = [
     ("optimize = ['a']\nrepeats = 10002", "repeats of the plan must be at most 10000, not 10002"),
     ("optimize = ['a']\ncontended = 0", "contended of the plan is a share of the CPUs above 0 and up to 1, not 0"),
     ("aa = false", "the plan has nothing to compare with stock"),
+    ("leave-one-out = 0", "leave-one-out of the plan must be true or false, not 0"),
+    ("load = {reset = 'no'}", "reset of [load] must be true or false, not 'no'"),
     ("", "the plan has nothing to compare with stock"),
     ("optimize = []", "the plan has nothing to compare with stock"),
     ("[[arm]]\nname = ''\non = ['a']", "an arm of the plan is called ''; a name has 1 to 100 characters"),

@@ -25,6 +25,7 @@ _ARM: Mapping[str, type] = {"name": str, "on": list, "environment": dict, "argum
 _SERVE: Mapping[str, type] = {"arguments": list, "environment": dict}
 _LOAD: Mapping[str, type] = {
     "command": list, "prefix": int, "input": int, "output": int, "concurrency": int, "requests": int,
+    "reset": bool,
 }  # fmt: skip
 
 
@@ -42,24 +43,25 @@ def parse(text: str, read_gates: Callable[[str], str]) -> Plan:
 
 def from_table(table: Mapping[str, Any], gates: str = "") -> Plan:
     """A plan from the tables of a TOML file; SpantraceError in one sentence for what it cannot mean."""
-    known = {**_OWN, "optimize": list, "aa": bool, "built-in": dict, "arm": list}
+    known = {**_OWN, "optimize": list, "aa": bool, "leave-one-out": bool, "built-in": dict, "arm": list}
     given = checked(table, known, "the plan")
     own = _arms(given.pop("arm", []))
     optimize, restore = (_ids(names) for names in (given.pop("optimize", ()), given.get("restore", ())))
     if both := set(optimize) & set(restore):
         raise SpantraceError(f"{', '.join(sorted(both))} cannot be in optimize and in restore of the plan at once")
-    generated = arms_of([*optimize, *restore], aa=given.pop("aa", True))
+    without = given.pop("leave-one-out", True)
+    generated = arms_of([*optimize, *restore], aa=given.pop("aa", True), leave_one_out=without)
     same = {key.replace("-", "_"): value for key, value in given.items()}
     return _plan({**same, "gates": gates}, generated + own)
 
 
-def arms_of(optimizations: Sequence[str], *, aa: bool) -> tuple[Arm, ...]:
+def arms_of(optimizations: Sequence[str], *, aa: bool, leave_one_out: bool = True) -> tuple[Arm, ...]:
     """Stock, stock again, each optimization alone, all but each, and all of them; no set twice."""
     every = tuple(dict.fromkeys(map(str, optimizations)))
     arms = [Arm(STOCK), *([Arm(AGAIN)] if aa else [])]
     if len(every) > 1:
         arms += [Arm(name, (name,)) for name in every]
-    if len(every) > 2:
+    if len(every) > 2 and leave_one_out:
         arms += [Arm(f"all but {name}", tuple(other for other in every if other != name)) for name in every]
     if every:
         arms.append(Arm(ALL if len(every) > 1 else every[0], every))

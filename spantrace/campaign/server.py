@@ -50,11 +50,11 @@ class ServerTarget(ABC):
         return self._plan.switched(arm)
 
     def measure(self, arm: Arm, journal: Journal) -> Measured:
-        """Switch, empty the prefix cache, put load on the server, record, and wait for what the load measured."""
+        """Switch, empty the prefix cache unless the load keeps it, record under load, and wait for its figures."""
         server = self.server(arm)
         on = self.live(arm)
         switch(server, on, [name for name in self._every if name not in on], self._place)
-        refused = reset_prefix_cache(server, self._place) if self._load.any else ""
+        refused = reset_prefix_cache(server, self._place) if self._load.any and self._load.reset else ""
         notes = (f"the prefix cache was not emptied: {refused}",) if refused else ()
         if not self._load.any:
             return Measured({}, notes, self._record(server, arm, journal, None))

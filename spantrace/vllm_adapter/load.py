@@ -34,7 +34,8 @@ class Load:
     """`vllm bench serve` with these lengths in tokens, greedy, or any `command`; with neither the server has its own.
 
     In a command {url}, {model}, {tokenizer} and {result} are filled in; it may write a JSON object with our figures, or
-    with the benchmark's, to the file {result}.
+    with the benchmark's, to the file {result}. Without `reset` a window finds in the prefix cache what those before it
+    left there.
     """
 
     command: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Load:
     output: int = 256
     concurrency: int = 1
     requests: int = 8
+    reset: bool = True
 
     @property
     def any(self) -> bool:
