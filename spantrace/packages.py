@@ -1,7 +1,9 @@
-"""The other top-level packages that came with spantrace, under names that somebody else may use too."""
+"""Other packages: those that came with spantrace under names that somebody else may use too, and optional ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,3 +17,15 @@ def refuse_stranger(package: str) -> None:
     found = None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
     if found != ours:
         raise SpantraceError(f"the package {package!r} found is {found}, not {ours}; install spantrace in its own venv")
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Import within this what the extra `name` installs; SpantraceError, which says what needs it, where it is not."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing == __package__:
+            raise
+        raise SpantraceError(f"{what} needs {missing}; pip install 'spantrace[{name}]'") from error

@@ -41,16 +41,26 @@ _PARTS = {
         "pipeline_parallel",
         "data_parallel",
     ),
-    "gpu": ("name", "driver", "sm_mhz", "memory_mhz", "torch"),
+    "gpu": ("name", "driver", "sm_mhz", "memory_mhz", "torch", "count"),
     "host": ("cpu", "cores", "python"),
     "trace": TRACE,
     "calibration": ("host_span_ns", "gpu_event_ns", "gpu_events_per_cycle"),
 }
-_PROCESS = ("pid", "role", "lost", "hook_errors", "gpu_skipped")
+_PROCESS = ("pid", "role", "rank", "lost", "hook_errors", "gpu_skipped")
 _LANE = ("process", "thread", "gpu")
 _OPTIMIZATION = ("id", "hits", "fallbacks", "errors")
 _LONGEST_TEXT, _LARGEST = 200, 1 << 62
-_NUMBERS = {*_PROCESS, *_OPTIMIZATION, *TRACE, *_PARTS["calibration"], *_TOP, "process", "sm_mhz", "memory_mhz"}
+_NUMBERS = {
+    *_PROCESS,
+    *_OPTIMIZATION,
+    *TRACE,
+    *_PARTS["calibration"],
+    *_TOP,
+    "process",
+    "sm_mhz",
+    "memory_mhz",
+    "count",
+}
 _NUMBERS -= {"role", "id", "source", "cycles_by", "created", "spantrace"}
 """Keys that have numbers; the others may have texts."""
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from spantrace.recording import Recording
 
+FORMS = {
+    "perfetto": "Perfetto's own form, .pftrace",
+    "kineto": "a trace like torch.profiler's, for Perfetto and HTA",
+    "parquet": "a table of one row a span",
+    "csv": "the same rows",
+    "jsonl": "the same rows, an object a line",
+}
+"""Each is written by the module of that name in `spantrace.exporters`."""
+
 
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--to", "form", type=click.Choice(["kineto"]), required=True,
-              help="kineto: a trace like torch.profiler's, for Perfetto and HTA.")  # fmt: skip
+@click.option("--to", "form", type=click.Choice(list(FORMS)), required=True,
+              help="; ".join(f"{form}: {what}" for form, what in FORMS.items()) + ".")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: FILE's name, here).")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def command(file: Path, form: str, output: Path | None, force: bool) -> None:
@@ -23,8 +33,17 @@ def command(file: Path, form: str, output: Path | None, force: bool) -> None:
     from spantrace.exporters import kineto
     from spantrace.loading import load
 
-    path = output or Path(file.name.removesuffix(".spantrace").removesuffix(kineto.SUFFIX) + kineto.SUFFIX)
+    exporter = _exporter(form)
+    path = output or Path(file.name.removesuffix(".spantrace").removesuffix(kineto.SUFFIX) + exporter.SUFFIX)
     refuse_overwriting(path, force=force, inputs=[file])
     recording: Recording = load(file)
-    kineto.write(recording, path)
+    exporter.write(recording, path)
     click.echo(f"{path}: {len(recording.cycles):,} cycles, {len(recording.spans.name):,} spans", err=True)
+
+
+def _exporter(form: str) -> Any:
+    """The exporter's module; SpantraceError where the package that it writes with is not installed."""
+    from spantrace.packages import extra
+
+    with extra(form, f"--to {form}"):
+        return import_module(f"spantrace.exporters.{form}")

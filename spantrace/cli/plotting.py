@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spantrace.errors import SpantraceError
+from spantrace.packages import extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,10 +53,8 @@ def plot(found: Attribution, runs: Mapping[str, Sequence[Recording]], path: Path
 
 
 def _figure() -> type[Figure]:
-    try:
+    with extra("plot", "a plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise SpantraceError("a plot needs matplotlib; pip install 'spantrace[plot]'") from error
     return Figure
 
 
