@@ -47,18 +47,10 @@ def norm_and_rotate_latents(
         cell = tl.load(pages + token, mask=there, other=0) * PAGE + tl.load(rows + token, mask=there, other=0)
         kept = pool + cell * (LATENT + ROPE)
 
-    lane = tl.arange(0, 128)[None, :]
-    total = tl.full([TOKENS, 128], 0.0, tl.float32)
-    for chunk in tl.static_range(0, LATENT, 512):
-        for part in tl.static_range(4):
-            column = chunk + 4 * lane + part
-            some = tl.load(source + column, mask=there & (column < LATENT), other=0.0).to(tl.float32)
-            total = tl.fma(some, some, total)
-    scale = tl.rsqrt(tl.sum(total, 1) * (1.0 / LATENT) + EPSILON)[:, None]
-
+    # All that is read is asked for at once, before the sum, whose barriers no load would pass.
     column = tl.arange(0, LATENT)[None, :]
     weight = tl.load(norms + layer * LATENT + column).to(tl.float32)
-    normed = weight * (scale * tl.load(source + column, mask=there, other=0.0).to(tl.float32))
+    plain = tl.load(source + column, mask=there, other=0.0).to(tl.float32)
     pair = tl.arange(0, PAIRS)[None, :]
     real = there & (2 * pair < ROPE)
     first = tl.load(source + LATENT + 2 * pair, mask=real, other=0.0).to(tl.float32)
@@ -66,6 +58,17 @@ def norm_and_rotate_latents(
     turn = table + tl.load(positions + token, mask=there, other=0) * ROPE + pair
     cos = tl.load(turn, mask=real, other=0.0)
     sin = tl.load(turn + ROPE // 2, mask=real, other=0.0)
+
+    lane = tl.arange(0, 128)[None, :]
+    total = tl.full([TOKENS, 128], 0.0, tl.float32)
+    for chunk in tl.static_range(0, LATENT, 512):
+        for part in tl.static_range(4):
+            place = chunk + 4 * lane + part
+            some = tl.load(source + place, mask=there & (place < LATENT), other=0.0).to(tl.float32)
+            total = tl.fma(some, some, total)
+    scale = tl.rsqrt(tl.sum(total, 1) * (1.0 / LATENT) + EPSILON)[:, None]
+
+    normed = weight * (scale * plain)
     turned_first = tl.fma(first, cos, -(second * sin))
     turned_second = tl.fma(first, sin, second * cos)
     if ROUND_BY_HAND:

@@ -35,8 +35,10 @@ class Sight:
 def append_outside(block: Block, pools: Pools, cells: Cells, sight: Sight) -> Tensor:
     """Write the block's keys and values to the pools, then attend to both in one launch: [B, S, heads, head_dim]."""
     slots, columns = cells
+    # PyTorch would make the indices equally dense for each of the two copies.
+    places = slots.unsqueeze(1).expand_as(columns).contiguous(), columns
     for pool, own in zip(pools, block[1:], strict=True):
-        pool[slots.unsqueeze(1), columns] = own
+        pool[places] = own
     return attend(block, pools, cells, sight, append=False)
 
 

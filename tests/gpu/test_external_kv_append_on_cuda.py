@@ -61,7 +61,7 @@ def test_a_graph_is_right_for_blocks_that_are_rewritten_in_place(
     held, columns = replayed.block, replayed.columns
     results: list[Any] = []
     graph = captured(lambda: results.append(outside(replayed)))
-    assert nodes(graph) == 3
+    assert nodes(graph) == 4, "where each token goes, its keys, its values, and the attention"
     for _ in range(20):
         for mine, new in zip(
             (*held, columns, *replayed.pools), (*right.block, right.columns, *right.pools), strict=True
