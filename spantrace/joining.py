@@ -3,7 +3,8 @@
 The engine numbers each step that it schedules, the number travels with the scheduler's output, and a worker
 notes it when it is handed the step, and whether it recorded the step in detail. A row of the engine's process belongs
 to the turn of its loop in which it starts; a row of a worker process belongs to the step that the worker was last
-handed. The process of an engine without a worker in it has all its hooks in force all the time.
+handed: so a step has the rows of all ranks. The process of an engine without a worker in it has all its hooks in force
+all the time.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ def join(header: Header, frames: Iterable[Frame], partial: bool) -> Recording:
         raise SpantraceError(f"the recording holds no cycle; {advice}")
     workers = [i for i, process in enumerate(processes) if process.facts.get("execute")]
     cycles, number_of_turn, left_out = _cycles(header, processes, engine, workers, named[engine])
-    kept = workers[:1] if engine not in workers else []
-    if len(workers) > 1:
-        header["notes"] = [*header.get("notes", []), f"{len(workers)} workers; worker spans are the first one's"]
+    for rank, worker in enumerate(workers):
+        if header["processes"][worker].get("rank") is None:
+            header["processes"][worker]["rank"] = rank
     header["left_out"] = left_out
-    spans = _spans(header, processes, named, engine, kept, cycles, number_of_turn)
+    others = [worker for worker in workers if worker != engine]
+    spans = _spans(header, processes, named, engine, others, cycles, number_of_turn)
     return Recording(header, cycles, spans, partial)
 
 
@@ -88,7 +90,7 @@ def _cycles(
         accepted=accepted,
         graph_mode=_graph_modes(step, [processes[worker] for worker in workers[:1]]),
         kind=kind,
-        detail=_detail(step, [processes[worker] for worker in workers[:1]]),
+        detail=_detail(step, [processes[worker] for worker in workers]),
     )
     number = np.where(complete, np.cumsum(complete) - 1, -1)
     kept = Cycles(**{name: column[complete] for name, column in vars(cycles).items()})
@@ -146,8 +148,11 @@ def _graph_modes(step: Ints, workers: list[Process]) -> NDArray[np.int8]:
 
 
 def _detail(step: Ints, workers: list[Process]) -> Flags:
-    """Which turns were in detail, as were the turns before and after; one without a step was as the one before."""
-    told = {number: on for worker in workers for number, on in worker.detail().items()}
+    """Which turns every worker had in detail, as the turns before and after; one without a step as the one before."""
+    told: dict[int, bool] = {}
+    for worker in workers:
+        for number, on in worker.detail().items():
+            told[number] = told.get(number, True) and on
     found, last = np.ones(len(step), dtype=bool), True
     for index, number in enumerate(step.tolist()):
         found[index] = last = told.get(number, last)

@@ -27,11 +27,14 @@ PARENT: dict[str, str | None] = {
     "output.wait": "cycle",
     "output.update": "cycle",
     "output.emit": "cycle",
+    "communication": "cycle",
 }
 SPAN_NAMES: tuple[str, ...] = tuple(PARENT)
 SPAN_ID: dict[str, int] = {name: index for index, name in enumerate(SPAN_NAMES)}
 WAITS: frozenset[str] = frozenset({"output.wait"})
 """Spans in which the host does nothing but wait for the GPU or for another process."""
+OVERLAID: frozenset[str] = frozenset({"communication"})
+"""Spans that lie inside others of whatever name, whose time is theirs too: they are in no sum of the cycle's parts."""
 
 
 class Track(IntEnum):

@@ -20,6 +20,7 @@ from spantrace.errors import SpantraceError
 from spantrace.interrupts import signals_held
 from spantrace.journal import Journal
 from spantrace.loading import load
+from spantrace.ranks import of_chosen
 from spantrace.recording import Header, Recording
 from spantrace.sampling import every_for
 
@@ -107,11 +108,11 @@ def _record(
 
 
 def _read(journal: Journal, steps: int, seconds: float) -> tuple[Recording | None, str]:
-    """The window's recording, or why there is none."""
+    """The window's recording, of its slowest rank, or why there is none."""
     if not steps:
         return None, f"the server is idle: no cycle in {seconds:g} s; waiting for one"
     try:
-        return load(journal.part), ""
+        return of_chosen(load(journal.part)), ""
     except SpantraceError:
         return None, f"no whole cycle in {seconds:g} s; choose a longer --window"
 

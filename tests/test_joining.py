@@ -12,6 +12,7 @@ from spantrace.clock_offset import clock_offset
 from spantrace.errors import SpantraceError
 from spantrace.header import complete_header
 from spantrace.joining import join
+from spantrace.ranks import of_rank, ranks
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_NAMES, GraphMode, Kind, Track
 
@@ -134,14 +135,27 @@ def test_engine_and_worker_in_one_process() -> None:
     assert len(recording.header["lanes"]) == 1
 
 
-def test_of_several_workers_the_first_ones_rows_are_kept_and_all_must_see_a_step() -> None:
+def test_of_several_workers_all_rows_are_kept_and_all_must_see_a_step() -> None:
     engine, first, second = turns(Played("engine"), [1, 2]), Played("worker"), Played("worker")
     first.execute(1, 1100).row("sample", 1110, 1120).execute(2, 2100).row("sample", 2110, 2120)
     second.execute(1, 1105).row("sample", 1115, 1125)
     recording = joined(first, second, engine)
     assert recording.cycles.step.tolist() == [1]
-    assert rows_of(recording, "sample") == [("sample", 0, 1110, 1120)]
-    assert recording.header["notes"] == ["2 workers; worker spans are the first one's"]
+    assert rows_of(recording, "sample") == [("sample", 0, 1110, 1120), ("sample", 0, 1115, 1125)]
+    assert [process["rank"] for process in recording.header["processes"]] == [0, 1, None]
+    assert ranks(recording.header) == {0: 0, 1: 1}
+    assert rows_of(of_rank(recording, 1), "sample", "cycle") == [("cycle", 0, 1000, 1900), ("sample", 0, 1115, 1125)]
+    assert rows_of(of_rank(recording, 0, alone=True)) == [("sample", 0, 1110, 1120)]
+
+
+def test_a_cycle_is_in_detail_where_it_is_so_on_every_rank() -> None:
+    engine, first, second = turns(Played("engine"), range(1, 7)), Played("worker"), Played("worker")
+    for step in range(1, 7):
+        first.execute(step, 1000 * step + 100, detail=step < 6)
+        second.execute(step, 1000 * step + 105, detail=step < 5)
+    # A neighbour that is not in detail takes the cycle before it with it.
+    recording = joined(first, second, engine)
+    assert recording.cycles.detail.tolist() == [True, True, True, False, False, False]
 
 
 def test_kinds() -> None:
@@ -460,3 +474,15 @@ def test_the_header_tells_of_each_process() -> None:
         (11, "worker", False),
     ]
     assert not {"journal", "gpus"} & set(full)
+
+
+def test_the_gpus_of_all_ranks_are_in_the_header() -> None:
+    engine, *workers = Played("engine", 1), Played("worker", 2), Played("worker", 3)
+    frames = frames_of(engine, *workers)
+    for index, uuid in ((0, None), (1, "a"), (2, "b")):
+        gpu = uuid and {"name": "H200", "uuid": uuid}
+        frames.append({"type": "described", "process": index, "server": {}, "gpu": gpu})
+    seen = [{"uuid": "a", "processes": [2, 7]}, {"uuid": "b", "processes": [3, 8]}, {"uuid": "c", "processes": [9]}]
+    full = complete_header({**header(), "gpus": seen}, frames)
+    assert full["gpu"] == {"name": "H200", "uuid": "a", "other_processes": [7, 8], "count": 2}
+    assert full["processes"][2]["gpu"] == {"name": "H200", "uuid": "b", "other_processes": [8]}

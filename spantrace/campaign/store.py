@@ -32,6 +32,7 @@ from spantrace.campaign.parsing import read
 from spantrace.campaign.plan import Arm, Plan
 from spantrace.errors import SpantraceError
 from spantrace.loading import load
+from spantrace.ranks import of_chosen
 from spantrace.recording import Recording
 
 PLAN, GATES, LOG = "plan.json", "gates.toml", "log.jsonl"
@@ -147,7 +148,10 @@ class Store:
         return self.directory / f"{window.label}.spantrace"
 
     def recording(self, number: int) -> Recording:
-        """That of a finished window; SpantraceError where the file is not what this campaign recorded in it."""
+        """That of a finished window, of its slowest rank.
+
+        SpantraceError where the file is not what this campaign recorded in it.
+        """
         window = self._window(number)
         path = self.path(window)
         found = load(path)
@@ -157,7 +161,7 @@ class Store:
                 f"{path} is not the recording of window {number} of this campaign; put that one back, or delete the "
                 "file, and the window is measured again"
             )
-        return found
+        return of_chosen(found)
 
     def started(self, window: Window) -> None:
         """Note that a window is about to be measured."""

@@ -26,9 +26,10 @@ _NAMED, _NOTABLE = 3, 0.02
 @click.argument("b", type=click.Path())
 @click.option("--vary", default="", help="Configuration keys that are the treatment, such as drafter,vllm.")
 @click.option("--force", is_flag=True, help="Compare in spite of other differing keys.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Compare rank N (default: the slowest of each).")
 @click.option("--gate", type=click.Path(dir_okay=False), help="What must hold (gates.toml): exit code 0, 1 or 3.")
 @format_option
-def command(a: str, b: str, vary: str, force: bool, gate: str | None, form: str) -> None:
+def command(a: str, b: str, vary: str, force: bool, rank: int | None, gate: str | None, form: str) -> None:
     """Set recording B beside recording A: medians, delta, 95% interval and p of every span.
 
     A and B are files, or directories of the .spantrace files of several runs each.
@@ -40,12 +41,13 @@ def command(a: str, b: str, vary: str, force: bool, gate: str | None, form: str)
     from spantrace.cli.gating import gated, judge_sides, read_gates
     from spantrace.cli.wording import warn
     from spantrace.loading import load
+    from spantrace.ranks import of_chosen
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
     gates = read_gates(Path(gate)) if gate else None
     names = _names(Path(a).stem, Path(b).stem)
-    sides = [[load(path) for path in _files(Path(side))] for side in (a, b)]
+    sides = [[of_chosen(load(path), rank) for path in _files(Path(side))] for side in (a, b)]
     keys = [key.strip() for key in vary.split(",") if key.strip()]
     found = compare(sides[0], sides[1], keys, force=force)
     document = comparison_document(found, sides, names, (Path(a).stem, Path(b).stem))

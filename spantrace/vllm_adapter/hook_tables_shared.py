@@ -23,6 +23,17 @@ ENGINE = (
     Hook(None, "vllm.v1.worker.gpu_worker:Worker.execute_model", probe="execute", always=True),
 )
 
+_GROUP = "vllm.distributed.parallel_state:GroupCoordinator."
+
+COMMUNICATION = (
+    # Below vLLM's custom ops, so that torch.compile has traced none of them. The rest of what ranks say to each other
+    # is point to point, or is said once.
+    Hook("communication", _GROUP + "_all_reduce_out_place", without_gpu=True),
+    Hook("communication", _GROUP + "_all_gather_out_place", without_gpu=True),
+    Hook("communication", _GROUP + "_reduce_scatter_out_place", without_gpu=True),
+    Hook("communication", _GROUP + "gather", without_gpu=True),
+)
+
 _BACKENDS = "vllm.v1.attention.backends."
 _MLA = "vllm.model_executor.layers.attention.mla_attention:MLACommonMetadataBuilder.build"
 _ATTENTION = (

@@ -19,6 +19,7 @@ class Hook:
     stream since the GPU span before it, which may therefore lend its closing event as this one's opening event.
     `threaded` marks functions that may run off the process's main thread. `graph` is the kind of CUDA graph that
     a call of this function means. `always` hooks are in force in each cycle, the others in those in detail.
+    `without_gpu` hooks are of calls that only launch their work where a GPU does it, and are left out there.
     """
 
     span: str | None
@@ -32,6 +33,7 @@ class Hook:
     threaded: bool = False
     graph: str | None = None
     always: bool = False
+    without_gpu: bool = False
 
     @property
     def name(self) -> str:

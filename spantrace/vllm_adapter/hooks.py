@@ -76,6 +76,8 @@ output.wait               both: FutureWrapper .result
                           RejectionSampler .parse_output
 output.update             both: Scheduler .update_from_output
 output.emit               both: MsgpackEncoder .encode_into
+communication             both: GroupCoordinator ._all_reduce_out_place ._all_gather_out_place
+                          both: ._reduce_scatter_out_place .gather
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from spantrace.spans import SPAN_NAMES
-from spantrace.vllm_adapter.hook_tables_shared import BUILDERS, ENGINE
+from spantrace.vllm_adapter.hook_tables_shared import BUILDERS, COMMUNICATION, ENGINE
 from spantrace.vllm_adapter.hook_tables_v1 import V1, WAIT_EVENTS
 from spantrace.vllm_adapter.hook_tables_v2 import V2
 from spantrace.vllm_adapter.hook_types import Hook, ModelHook
@@ -97,7 +99,7 @@ __all__ = ["HOOKS", "MODEL_HOOKS", "SUPPORTED", "WAIT_EVENTS", "Hook", "ModelHoo
 SUPPORTED = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """The versions whose sources `make test-versions` checks this table against, oldest first."""
 
-HOOKS: tuple[Hook, ...] = ENGINE + BUILDERS + V1 + V2
+HOOKS: tuple[Hook, ...] = ENGINE + BUILDERS + V1 + V2 + COMMUNICATION
 
 MODEL_HOOKS = (
     # Runner V2 without a graph; on V1 the row nests in _model_forward's and is the same one.

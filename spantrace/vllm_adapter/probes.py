@@ -35,7 +35,8 @@ class Probes:
     """The probes of one recording in one process; `on_runner` is called once, with the first model runner seen.
 
     One run of steps in `every` is in detail, by their numbers, so that all workers agree. Where that changes,
-    `detail(on)` is asked for it and says what is in force then.
+    `detail(on)` is asked for it and says what is in force then. `rank` is that of this process's worker among those of
+    its engine, None before a hook has seen one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Probes:
         self._on_runner: Callable[[Any], None] | None = on_runner
         self._pairs: list[int] = []
         self._scheduler: Any = None
+        self.rank: int | None = None
 
     def config(self) -> Any:
         """The server's configuration, once a hook has seen the scheduler or the runner that holds it."""
@@ -104,6 +106,7 @@ class Probes:
             self._gpu.new_cycle(self._detailed)
         if self._on_runner:
             found, self._on_runner = self._on_runner, None
+            self.rank = getattr(worker, "rank", None)
             _runner = weakref.ref(worker.model_runner)
             found(worker.model_runner)
 

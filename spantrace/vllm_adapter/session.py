@@ -57,7 +57,8 @@ class Session:
     def start(self) -> Frame:
         """Install every hook and say which; takes effect at the next call of each function."""
         calibration = {"host_span_ns": cost_of_a_span(), "gpu_event_ns": self._event_ns}
-        self._installation.plan(hooks_for(vllm_version()))
+        on_gpu = gpu_of_this_process() is not None
+        self._installation.plan(hook for hook in hooks_for(vllm_version()) if not (on_gpu and hook.without_gpu))
         if (runner := known_runner()) is not None:
             self._installation.hook_runner(runner)
         self._installation.install()
@@ -65,8 +66,9 @@ class Session:
         return {**self.sites(), "missing": self._installation.missing, "calibration": calibration, "refused": refused}
 
     def state(self) -> Frame:
-        """Its sites, its health, and what the optimizations in this process counted since it began."""
-        return {**self.sites(), "health": self.recorder.health(), "optimizations": self._tally.counts()}
+        """Its sites and health, its rank, and what the optimizations in this process counted since it began."""
+        told = {"health": self.recorder.health(), "rank": self.probes.rank}
+        return {**self.sites(), **told, "optimizations": self._tally.counts()}
 
     def description(self) -> list[Frame]:
         """What this process knows of its server, once a hook has seen what holds it."""

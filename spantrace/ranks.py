@@ -1,0 +1,81 @@
+"""The ranks of a recording: the workers that run the same steps together, each with its own spans of every cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from spantrace.errors import SpantraceError
+from spantrace.recording import Recording
+from spantrace.spans import OVERLAID, SPAN_ID, Kind, Track
+
+FORWARD = SPAN_ID["target.forward"]
+
+
+def ranks(header: Mapping[str, Any]) -> dict[int, int]:
+    """By rank, the process in the header whose spans are its own; empty where the recording names no rank."""
+    processes = header.get("processes") or []
+    numbers = sorted({int(lane["process"]) for lane in header.get("lanes") or []})
+    found = {processes[number].get("rank"): number for number in numbers if number < len(processes)}
+    return {rank: found[rank] for rank in sorted(rank for rank in found if isinstance(rank, int))}
+
+
+def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recording:
+    """The recording with this rank's spans and, unless it is to be `alone`, the engine's; its GPU is the header's.
+
+    SpantraceError where there is no such rank.
+    """
+    known = ranks(recording.header)
+    if rank not in known:
+        there = f"it has rank {', '.join(map(str, known))}" if known else "it has no ranks"
+        raise SpantraceError(f"the recording has no rank {rank}: {there}")
+    if len(known) == 1:
+        return recording
+    process = [int(lane["process"]) for lane in recording.header["lanes"]]
+    wanted = [number == known[rank] or (number not in known.values() and not alone) for number in process]
+    kept = np.isin(recording.spans.lane, np.flatnonzero(wanted))
+    spans = {name: column[kept] for name, column in vars(recording.spans).items()}
+    gpu = recording.header["processes"][known[rank]].get("gpu") or recording.header.get("gpu")
+    return replace(recording, spans=type(recording.spans)(**spans), header={**recording.header, "gpu": gpu})
+
+
+def of_chosen(recording: Recording, rank: int | None = None) -> Recording:
+    """The recording as `of_rank` gives it for a rank, by default the slowest; itself where it has not several."""
+    if rank is None and len(ranks(recording.header)) < 2:
+        return recording
+    return of_rank(recording, slowest(recording) if rank is None else rank)
+
+
+def slowest(recording: Recording) -> int:
+    """The rank that the others wait for, of at least one, by the steady cycles, or by all where none is steady.
+
+    Where communication was recorded, it is the one that spends the least time there; else it is the one that on average
+    begins target.forward last, on the GPU where that was timed. What happens inside a CUDA graph shows in neither.
+    """
+    steady = recording.of_kind(Kind.STEADY)
+    among = steady if len(steady.cycles) else recording
+    each = {rank: of_rank(among, rank, alone=True) for rank in ranks(recording.header)}
+    spent = {rank: _communication(one) for rank, one in each.items()}
+    if any(spent.values()):
+        return min(spent, key=lambda rank: spent[rank])
+    begun = {rank: _forwards(one) for rank, one in each.items()}
+    shared = set.intersection(*(set(one) for one in begun.values()))
+    return max(begun, key=lambda rank: sum(begun[rank][cycle] for cycle in shared))
+
+
+def _communication(recording: Recording) -> int:
+    at = np.isin(recording.spans.name, [SPAN_ID[name] for name in OVERLAID])
+    return int((recording.spans.end - recording.spans.start)[at].sum())
+
+
+def _forwards(recording: Recording) -> dict[int, int]:
+    """When target.forward began, by cycle."""
+    spans = recording.spans
+    for track in (Track.GPU, Track.HOST):
+        at = (spans.name == FORWARD) & (spans.track == track)
+        if at.any():
+            return dict(zip(spans.cycle[at][::-1].tolist(), spans.start[at][::-1].tolist(), strict=True))
+    return {}
