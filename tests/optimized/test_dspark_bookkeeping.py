@@ -79,7 +79,6 @@ class Fault:
 
 
 LOADED = "tl.load(source + lane, mask=real).to(tl.float32)"
-NUMBERS = "tl.load(source + column, mask=there, other=0.0).to(tl.float32)"
 FAULTS = {
     "a placeholder counts": Fault(refresh_kernels, "(entry >= 0)", "(entry >= -3)", "block-table-refresh"),
     "a placeholder stays": Fault(
@@ -135,7 +134,7 @@ FAULTS = {
         "more columns than a program's tile",
     ),
     "the weight comes first": Fault(
-        latent_kernels, f"weight * (scale * {NUMBERS})", f"(weight * scale) * {NUMBERS}", "latent-put"
+        latent_kernels, "weight * (scale * plain)", "(weight * scale) * plain", "latent-put"
     ),
     "nothing is contracted": Fault(
         latent_kernels, "tl.fma(first, cos, -(second * sin))", "first * cos - second * sin", "latent-put"
