@@ -13,7 +13,7 @@ from analyzers.span_table import depth
 from analyzers.statistics import Estimate, median_estimate, run_medians, shift
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
-from spantrace.spans import SPAN_NAMES, Kind, Track
+from spantrace.spans import TREE, Kind, Track
 
 Value = str | int | float | bool | None
 _NOT_CONFIGURATION = frozenset({"url", "port", "args"})
@@ -89,7 +89,7 @@ def compare(
             raise SpantraceError(f"{label} has no two cycles of this kind in a row; record it longer, under load")
     rows = []
     for track in Track:
-        for name in SPAN_NAMES:
+        for name in TREE:
             values = [[run[name, track] for run in side if (name, track) in run] for side in sides]
             if values[0] or values[1]:
                 rows.append(_delta(name, track, values[0], values[1]))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
-from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import GRAPH_PARTS, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,8 +41,13 @@ class PerCycle:
         return values
 
     def cost(self, name: str, track: Track) -> Cost | None:
-        """What a span costs, of the cycles of which that is known; None if none has it."""
+        """What a span costs, of the cycles of which that is known; None if none has it.
+
+        A part of a graph is known of the cycles whose graphs were replayed with marks.
+        """
         among = self.known[track]
+        if name in GRAPH_PARTS:
+            among = among & (self.calls[SPAN_ID[name], track] > 0)
         return cost(self.of(name, track)[among], self.period[among])
 
 

@@ -10,7 +10,7 @@ from analyzers.co_saturation import CoSaturation, co_saturation
 from analyzers.per_cycle import STEADY, PerCycle, measure
 from analyzers.statistics import Cost
 from spantrace.recording import Recording
-from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import GRAPH_PARTS, PARENT, SPAN_ID, TREE, WAITS, Kind, Track
 
 UNATTRIBUTED = "unattributed"
 BETWEEN = "between cycles"
@@ -55,7 +55,7 @@ def span_table(
         return SpanTable((), 0)
     cycle = measure(recording, kinds)
     rows = [SpanRow("cycle", 0, saturation.period, saturation.gpu, 1.0, residual=saturation.unattributed.share)]
-    rows += [row for name in SPAN_NAMES[1:] if (row := _span_row(cycle, name)) is not None]
+    rows += [row for name in TREE[1:] if (row := _span_row(cycle, name)) is not None]
     rows += [
         SpanRow(UNATTRIBUTED, 1, saturation.unattributed, None, None),
         SpanRow(BETWEEN, 1, saturation.between, None, None),
@@ -76,8 +76,9 @@ def _span_row(cycle: PerCycle, name: str) -> SpanRow | None:
     if host is None and gpu is None:
         return None
     track = Track.HOST if host else Track.GPU
-    calls = float(cycle.calls[SPAN_ID[name], track][cycle.known[track]].mean())
-    return SpanRow(name, depth(name), host, gpu, calls, name in WAITS, name in cycle.beside, _residual(cycle, name))
+    calls = cycle.calls[SPAN_ID[name], track][cycle.known[track]]
+    mean = float((calls[calls > 0] if name in GRAPH_PARTS else calls).mean())
+    return SpanRow(name, depth(name), host, gpu, mean, name in WAITS, name in cycle.beside, _residual(cycle, name))
 
 
 def _residual(cycle: PerCycle, name: str) -> float | None:

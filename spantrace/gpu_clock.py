@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spantrace.wrapping import Flag
+
+if TYPE_CHECKING:
+    from spantrace.graph_spans import GraphTimes
 
 BUDGET = 10
 """Event records in a timed cycle; none comes before the first cycle, so none into a graph under capture at start."""
@@ -36,7 +39,8 @@ class GpuClock:
     """Marks on one stream, which `stream()` looks up once.
 
     `pool` holds two events or more. `record(event, stream)` records an event; by default that is the event's own
-    method. `timing` is raised in the cycles that are timed, which `cycles` counts.
+    method. `timing` is raised in the cycles that are timed, which `cycles` counts. `graphs`, where it is set, times the
+    parts of the graphs that are replayed in its spans.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class GpuClock:
         self._spans: deque[tuple[int, int, int, int, int]] = deque()
         self._dead = False
         self.timing = Flag()
+        self.graphs: GraphTimes | None = None
         self.cycles = 0
         self.skipped = 0
         self.errors = 0
@@ -66,7 +71,11 @@ class GpuClock:
     def new_cycle(self, timed: bool = True) -> None:
         """Begin a cycle and, where it is one to be timed, grant it its budget; called on the worker's thread."""
         self.timing.clear()
-        if self._dead or not timed:
+        if self._dead:
+            return
+        if self.graphs is not None:
+            self.graphs.new_cycle(timed)
+        if not timed:
             return
         self.cycles += 1
         if self._stream is None:
@@ -90,7 +99,7 @@ class GpuClock:
         try:
             self._record(self._pool[mark % self._size], self._stream)
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
             return -1
         self._marks = mark + 1
         return mark
@@ -105,13 +114,18 @@ class GpuClock:
         if opened >= 0 and (mark := self.open()) >= 0:
             self._spans.append((row, start_ns, end_ns, opened, mark))
 
+    def opened(self) -> TimingEvent | None:
+        """The event of the last mark of this cycle; None where it is not timed or has none."""
+        last = self._marks - 1
+        return self._pool[last % self._size] if self.timing and last >= self._cycle_began else None
+
     def crowded(self) -> bool:
         """Say whether the pool is three quarters full of marks that nobody has read."""
         return self.unread() > self._size * 3 // 4
 
     def records(self) -> int:
-        """Count the events recorded so far."""
-        return self._marks
+        """Count the events recorded so far, and those read in graphs, which take no longer."""
+        return self._marks + (self.graphs.reads if self.graphs else 0)
 
     def unread(self) -> int:
         """Count the marks whose times nobody has read yet."""
@@ -148,7 +162,8 @@ class GpuClock:
             freed = self._spare if self._anchor is None else self._anchor
             self._anchor, self._anchor_ms, self._pool[slot] = event, self._gpu[slot], freed
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Count an error, remember the first, and record no more."""
         self.end()
         self.errors += 1
         self.first_error = self.first_error or repr(error)

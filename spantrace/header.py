@@ -28,6 +28,8 @@ def complete_header(header: Header, frames: list[Frame]) -> Header:
             if frame["gpu"]:
                 state = _state_of(frame["gpu"]["uuid"], full.get("gpus") or [])
                 processes.setdefault(index, {})["gpu"] = {**state, **frame["gpu"]}
+            if frame.get("graph_spans"):
+                processes.setdefault(index, {})["graph_spans"] = frame["graph_spans"]
         elif frame["type"] in ("health", "stopped"):
             processes[index].update(frame["health"], sites=frame["sites"], graphs=frame.get("graphs", {}))
             processes[index]["rank"] = frame.get("rank")

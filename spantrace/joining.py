@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from spantrace.clock_offset import clock_offset
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
+from spantrace.graph_rows import with_parts
 from spantrace.naming import Flags, Ints, NamedRows, Process, name_rows
 from spantrace.recording import Cycles, Header, Recording, Spans
 from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
@@ -189,7 +190,7 @@ def _spans(
                 {"process": index, "thread": threads.get(str(lane), "main" if lane == 0 else f"thread {lane}")}
             )
         if len(processes[index].gpu):
-            parts.append(_gpu_part(processes[index].gpu, rows, cycle, len(lanes)))
+            parts.append(_gpu_part(processes[index], rows, cycle, len(lanes)))
             lanes.append({"process": index, "thread": "GPU stream"})
     header["lanes"] = lanes
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -227,12 +228,14 @@ def _cycle_of_worker_rows(worker: Process, start: Ints, steps: Ints) -> Ints:
     return np.where(steps[real][at] == step, real[at], -1) if len(real) else np.full(len(start), -1)
 
 
-def _gpu_part(gpu: Ints, rows: NamedRows, cycle: Ints, lane: int) -> dict[str, Ints]:
-    """GPU spans on the host's clock, each with the name and the cycle of the host row that opened it."""
+def _gpu_part(process: Process, rows: NamedRows, cycle: Ints, lane: int) -> dict[str, Ints]:
+    """GPU spans on the host's clock, each with the name and the cycle of the host row that opened it, and parts."""
+    gpu = process.gpu
     order = np.argsort(rows.opened, kind="stable")
     at = order[np.minimum(np.searchsorted(rows.opened[order], gpu[:, 1]), len(order) - 1)] if len(order) else gpu[:0, 0]
     gpu = gpu[: len(gpu) if len(order) else 0]
     kept = rows.opened[at] == gpu[:, 1]
     gpu, at = gpu[kept], at[kept]
     offset = clock_offset(gpu)
-    return _part(rows.name[at], Track.GPU, lane, cycle[at], gpu[:, 3] + offset, gpu[:, 4] + offset)
+    whole = _part(rows.name[at], Track.GPU, lane, cycle[at], gpu[:, 3] + offset, gpu[:, 4] + offset)
+    return with_parts(whole, gpu, process.parts)

@@ -28,17 +28,18 @@ _DRAFT_PARTS = [SPAN_ID[name] for name, parent in PARENT.items() if parent == "d
 
 @dataclass
 class Process:
-    """What one process of the server sent: host rows [n, 3], GPU rows [n, 5] and facts."""
+    """What one process of the server sent: host rows [n, 3], GPU rows [n, 5], parts of graphs [n, 4] and facts."""
 
     about: Header
     rows: Ints
     gpu: Ints
     facts: dict[str, list[list[Any]]] = field(default_factory=dict)
+    parts: Ints = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
 
     @classmethod
     def from_frames(cls, about: Header, frames: list[Frame]) -> Process:
         """Collect one process's frames."""
-        process = cls(about, _rows(frames, "rows", 3), _rows(frames, "gpu", 5))
+        process = cls(about, _rows(frames, "rows", 3), _rows(frames, "gpu", 5), parts=_rows(frames, "parts", 4))
         for frame in frames:
             for kind, *values in frame.get("facts", ()):
                 process.facts.setdefault(kind, []).append(values)

@@ -64,6 +64,36 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class EntryPatch:
+    """`entries[key]` gets `replacement` in the place of `original`."""
+
+    entries: dict[Any, Any]
+    key: Any
+    original: object
+    replacement: object
+
+    @property
+    def label(self) -> str:
+        """The key."""
+        return str(self.key)
+
+    def free(self) -> bool:
+        """Whether the original object is in its place."""
+        return self.entries.get(self.key, _ABSENT) is self.original
+
+    def install(self) -> None:
+        """Set the replacement."""
+        self.entries[self.key] = self.replacement
+
+    def revert(self) -> bool:
+        """Put the original object back; False, and nothing done, where another one is there by now."""
+        if self.entries.get(self.key, _ABSENT) is not self.replacement:
+            return False
+        self.entries[self.key] = self.original
+        return True
+
+
+@dataclass(frozen=True)
 class CodePatch:
     """`function` runs `replacement` in the place of `original`, its own code, from its next call on.
 

@@ -18,6 +18,7 @@ from typing import Any
 from spantrace.delays import Delays
 from spantrace.frames import Frame, plain_rows
 from spantrace.gpu_clock import GpuClock
+from spantrace.graph_spans import WIDTH
 from spantrace.ring import Ring, as_array
 from spantrace.wrapping import LANE_SHIFT, Flag, Function, Wiring, rewrite, wrap
 
@@ -114,6 +115,8 @@ class Recorder:
             yield {"type": "facts", "facts": facts}
         if self.gpu and (spans := self.gpu.spans()):
             yield {"type": "gpu", **plain_rows(as_array([*chain.from_iterable(spans)], 5))}
+        if self.gpu and self.gpu.graphs and (parts := self.gpu.graphs.drain()):
+            yield {"type": "parts", **plain_rows(as_array(parts, WIDTH))}
 
     def health(self) -> Frame:
         """Losses and errors so far."""

@@ -28,6 +28,17 @@ PARENT: dict[str, str | None] = {
     "output.update": "cycle",
     "output.emit": "cycle",
     "communication": "cycle",
+    "target.forward.embedding": "target.forward",
+    "target.forward.first_layers": "target.forward",
+    "target.forward.middle_layers": "target.forward",
+    "target.forward.last_layers": "target.forward",
+    "target.forward.logits": "target.forward",
+    "target.forward.output": "target.forward",
+    "draft.forward.context_kv": "draft.forward",
+    "draft.forward.layers": "draft.forward",
+    "draft.forward.logits": "draft.forward",
+    "draft.forward.sampling": "draft.forward",
+    "draft.forward.markov": "draft.forward",
 }
 SPAN_NAMES: tuple[str, ...] = tuple(PARENT)
 SPAN_ID: dict[str, int] = {name: index for index, name in enumerate(SPAN_NAMES)}
@@ -35,6 +46,20 @@ WAITS: frozenset[str] = frozenset({"output.wait"})
 """Spans in which the host does nothing but wait for the GPU or for another process."""
 OVERLAID: frozenset[str] = frozenset({"communication"})
 """Spans that lie inside others of whatever name, whose time is theirs too: they are in no sum of the cycle's parts."""
+
+
+GRAPH_PARTS: frozenset[str] = frozenset(
+    name for name, parent in PARENT.items() if parent in ("target.forward", "draft.forward")
+)
+"""Parts of a CUDA graph: the GPU alone knows them, and only of the cycles whose graphs were replayed with marks."""
+
+
+def _tree(above: str | None = None) -> tuple[str, ...]:
+    return tuple(one for name, parent in PARENT.items() if parent == above for one in (name, *_tree(name)))
+
+
+TREE: tuple[str, ...] = _tree()
+"""The names in the order of a table: each span before those inside it."""
 
 
 class Track(IntEnum):

@@ -64,10 +64,12 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     """Analyse the cycles of `kinds`; a recording without any of them is an error that says what it has."""
     from analyzers.co_saturation import BUSY, co_saturation
     from analyzers.economics import economics
+    from analyzers.graph_parts import graph_parts
     from analyzers.sensitivity import sensitivity
     from analyzers.span_table import span_table
     from analyzers.trust import trust
     from spantrace.cli import wording
+    from spantrace.cli.graph_wording import graph_facts
     from spantrace.cli.sensitivity import by_delays
     from spantrace.cli.traces import trace_facts
     from spantrace.cli.trusting import trust_facts
@@ -82,7 +84,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     table = span_table(recording, kinds, saturation)
     earned, trusted = economics(recording, baseline, kinds), trust(recording, kinds, table)
     verdict, delayed = wording.verdict(saturation), sensitivity(recording)
-    created = str(recording.header.get("created") or "")
+    created, graphs = str(recording.header.get("created") or ""), graph_parts(recording, kinds)
     return Document(
         "report",
         (wording.configuration_line(recording, kinds), wording.cycles_line(trusted, recording, kinds)),
@@ -91,6 +93,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         (
             *(trace_facts(recording.header) or [wording.speculation(earned, wording.is_synthetic(recording))]),
             *wording.optimization_facts(recording.header),
+            *graph_facts(graphs),
             *trust_facts(trusted, created),
         ),
         {
@@ -104,6 +107,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
             },
             "spans": table.rows,
             **({"sensitivity": delayed} if delayed else {}),
+            **({"graph_parts": graphs} if graphs else {}),
             "economics": {**asdict(earned), "speedup": earned.speedup},
             "trust": trusted,
         },

@@ -11,6 +11,7 @@ from typing import Any
 from spantrace.patching import Change, CodePatch, Patch, PatchSet, own_function, plan
 from spantrace.recorder import Recorder, Site
 from spantrace.spans import GraphMode
+from spantrace.vllm_adapter import marked_graphs
 from spantrace.vllm_adapter.description import runner_version
 from spantrace.vllm_adapter.hooks import MODEL_HOOKS, WAIT_EVENTS, Hook, ModelHook
 from spantrace.vllm_adapter.probes import Probes
@@ -36,7 +37,10 @@ class Installation:
         self.missing: list[str] = []
 
     def plan(self, hooks: Iterable[Hook]) -> None:
-        """Plan each hook whose module this process has loaded; what the module lacks is listed as missing."""
+        """Plan each hook whose module this process has loaded, and graphs with marks where they were captured.
+
+        What a module lacks is listed as missing.
+        """
         for hook in hooks:
             module_name, _, path = hook.target.partition(":")
             module = sys.modules.get(module_name)
@@ -50,6 +54,11 @@ class Installation:
                 self._add(hook, owner, name, hook.target)
             except (AttributeError, TypeError, ValueError):
                 self.missing.append(hook.target)
+        clock = self._recorder.gpu
+        if clock and (read := marked_graphs.times(clock)):
+            clock.graphs = read
+            for change in marked_graphs.replays(read):
+                self._detail.add(change)
 
     def install(self) -> None:
         """Put every planned hook into force, or none."""

@@ -13,6 +13,7 @@ from spantrace.errors import SpantraceError
 from spantrace.packages import refuse_stranger
 from spantrace.vllm_adapter.choice import CHOICE
 from spantrace.vllm_adapter.delaying import ALLOW_DELAYS
+from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
 
 PLUGIN = "spantrace"
 
@@ -25,12 +26,18 @@ def serve_command(arguments: tuple[str, ...]) -> list[str]:
 
 
 def serve_environment(
-    environment: Mapping[str, str], optimize: Sequence[str] = (), allow_delays: bool = False
+    environment: Mapping[str, str],
+    optimize: Sequence[str] = (),
+    allow_delays: bool = False,
+    graph_spans: bool = False,
 ) -> dict[str, str]:
     """The environment for a server that loads the plugin, whatever VLLM_PLUGINS says, and applies `optimize`."""
-    ours = {name: value for name, value in environment.items() if name not in ("SPANTRACE", CHOICE, ALLOW_DELAYS)}
+    own = ("SPANTRACE", CHOICE, ALLOW_DELAYS, GRAPH_SPANS)
+    ours = {name: value for name, value in environment.items() if name not in own}
     if allow_delays:
         ours[ALLOW_DELAYS] = "1"
+    if graph_spans:
+        ours[GRAPH_SPANS] = "1"
     if optimize:
         ours[CHOICE] = ",".join(optimize)
     chosen = ours.get("VLLM_PLUGINS")

@@ -19,6 +19,7 @@ from spantrace.control import Connection, ControlServer, default_directory
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.vllm_adapter import choice
+from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
 
 SHORT_LIFE_S = 1.0
 """Processes that live shorter (`vllm --version`, model inspection) never open a socket."""
@@ -38,8 +39,19 @@ def register() -> None:
         _log.warning("spantrace: --load-format spantrace-random is not available: %s", error)
     if chosen := os.environ.get(choice.CHOICE):
         choice.prepare(chosen)
+    if os.environ.get(GRAPH_SPANS) == "1":
+        _prepare_graph_spans()
     _open_later()
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _prepare_graph_spans() -> None:
+    try:
+        from spantrace.vllm_adapter import twin_capture
+
+        twin_capture.prepare()
+    except Exception as error:
+        _log.warning("spantrace: graph spans are not available: %s", error)
 
 
 def handle(request: Frame, connection: Connection) -> None:

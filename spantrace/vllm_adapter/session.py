@@ -15,7 +15,7 @@ from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
-from spantrace.vllm_adapter import choice
+from spantrace.vllm_adapter import choice, marked_graphs
 from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
 from spantrace.vllm_adapter.holder import held_by
@@ -73,7 +73,10 @@ class Session:
     def description(self) -> list[Frame]:
         """What this process knows of its server, once a hook has seen what holds it."""
         config = self.probes.config()
-        return [] if config is None else [{"type": "described", **describe_server(config, known_runner())}]
+        if config is None:
+            return []
+        graphs = marked_graphs.told(known_runner())
+        return [{"type": "described", **describe_server(config, known_runner()), "graph_spans": graphs}]
 
     def sites(self) -> Frame:
         """By row number: each site's span and what it is inside draft.propose; and what graph a site launches."""
