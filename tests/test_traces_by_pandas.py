@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trace_tables import STEP, covered, table_of
+from trace_tables import STEP, covered, same_busy, table_of
 from traced import MS, annotation, copied, kernel, launch, save
 
 from analyzers.co_saturation import gpu_busy, known_cycles
-from analyzers.per_cycle import STEADY, gpu_rows
+from analyzers.per_cycle import STEADY
 from analyzers.trust import trust
 from spantrace.loading import load
 from spantrace.spans import Track
 
-pd = pytest.importorskip("pandas")
+pytest.importorskip("pandas")
+OF_AN_H200 = Path(__file__).parents[1] / "examples/results/h200-graphs.pt.trace.json.gz"
 
 
 def random_trace(tmp_path: Path, seed: int, count: int = 60) -> Path:
@@ -46,16 +47,16 @@ def random_trace(tmp_path: Path, seed: int, count: int = 60) -> Path:
 @pytest.mark.parametrize("seed", range(4))
 def test_gpu_busy_is_the_union_over_streams(seed: int, tmp_path: Path) -> None:
     path = random_trace(tmp_path, seed)
-    recording, table = load(path), table_of(path)
-    steps = table[table["name"].str.startswith(STEP)]
-    kernels, copies = table[table["cat"] == "kernel"], table[table["cat"] == "gpu_memcpy"]
-    windows = list(zip(steps["start"], steps["start"].shift(-1), strict=True))[:-1]
-    for work, rows in ((None, pd.concat([kernels, copies]).sort_values("start")), ("kernels", kernels)):
-        found = gpu_busy(recording, STEADY, None if work is None else gpu_rows(recording, work))
-        assert found is not None
-        expected = [covered(rows, int(low), int(high)) for low, high in windows]
-        assert found.tolist() == expected
-    assert len(windows) == known_cycles(recording, STEADY).sum()
+    assert same_busy(path) == known_cycles(load(path), STEADY).sum()
+
+
+def test_a_trace_of_cuda_graphs_on_an_h200() -> None:
+    """12 steps of a graph of 20 kernels, one of 3, a kernel on another stream and a copy to the host."""
+    assert same_busy(OF_AN_H200) == 11
+    about = load(OF_AN_H200).header["trace"]
+    assert (about["cycles_by"], about["graph_launches"]) == ("ProfilerStep", 24)
+    assert about["kernels_in_graphs"] >= 23 * 12
+    assert about["kernels"] > about["kernels_in_graphs"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from analyzers.co_saturation import gpu_busy
-from analyzers.per_cycle import STEADY, gpu_rows
 from spantrace.loading import load
 
 torch = pytest.importorskip("torch")
@@ -63,17 +61,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_busy_is_the_union_that_pandas_finds(trace: Path) -> None:
-    from trace_tables import STEP, covered, table_of
+    from trace_tables import same_busy
 
-    recording, table = load(trace), table_of(trace)
-    steps = table[(table["cat"] == "user_annotation") & table["name"].str.startswith(STEP)]
-    kernels = table[table["cat"] == "kernel"]
-    both = table[table["cat"].isin(["kernel", "gpu_memcpy", "gpu_memset"])]
-    windows = list(zip(steps["start"], steps["start"].shift(-1), strict=True))[:-1]
-    for rows, among in ((both, None), (kernels, gpu_rows(recording, "kernels"))):
-        found = gpu_busy(recording, STEADY, among)
-        assert found is not None
-        assert found.tolist() == [covered(rows, int(low), int(high)) for low, high in windows]
+    assert same_busy(trace) == STEPS - 1
 
 
 def test_kernels_inside_graphs_are_counted(trace: Path) -> None:
