@@ -4,8 +4,9 @@
 
 from the project's folder, with the vLLM of the plan in this environment; nothing is fetched. MODELS holds
 nemotron-h-30b-a3b and nemotron-h-30b-a3b-dflash: configurations and tokenizer, dummy weights. Uses the server at --port
-where one answers, which must have been started with SPANTRACE_OPTIMIZE=split-kv-3d so that its graphs are captured with
-either attention; else starts that of examples/live_overhead, and stops it in the end.
+where one answers, which must have been started with --enable-prefix-caching, and with SPANTRACE_OPTIMIZE=split-kv-3d so
+that its graphs are captured with either attention; else starts that of examples/live_overhead with both, and stops it
+in the end.
 
 As many rounds of all arms are measured as fit into --seconds, judged by how long the load takes once it is warm.
 Writes optimizations.md (what can be switched on there), plan.toml, gates.toml, campaign/, and campaign.md and .json
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.request import urlopen
@@ -38,8 +40,8 @@ from live_overhead.servers import FIRST_PORT, READY_S, SETS, pin, serve, wait_re
 
 OWN_S = 1.0
 """What a window takes beside its load: switching, the recording's start and its end."""
-FEWEST, MOST = 4, 12
-"""Rounds: with fewer nothing can be shown, and more than these are a matter for an afternoon."""
+FEWEST, MOST = 6, 12
+"""Rounds: with fewer nothing can be shown of so many spans, and more than these are a matter for an afternoon."""
 SPANTRACE = (sys.executable, "-m", "spantrace.cli.main")
 
 
@@ -53,6 +55,7 @@ def served(options: argparse.Namespace) -> Iterator[None]:
         sys.exit(f"no server answers at :{options.port}; start one, or give --models and leave out --port")
     os.environ["SPANTRACE_OPTIMIZE"] = "split-kv-3d"
     setup = SETS[options.plan.stem.rpartition("-")[2]][0]
+    setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching"))
     server = serve(setup, 0, options)
     try:
         if not wait_ready(server, options.port, time.monotonic() + READY_S):
@@ -89,32 +92,33 @@ def rounds(seconds: float, arms: int, warm: float) -> int:
     return max(FEWEST, min(MOST, int(seconds / arms / (warm + OWN_S)) // 2 * 2))
 
 
-def block_size(port: int) -> int:
-    """Tokens of a block of the server's prefix cache."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        found = re.search(r'^vllm:cache_config_info\{.*\bblock_size="(\d+)"', answer.read().decode(), re.MULTILINE)
+def said(port: int, path: str, pattern: str) -> str:
+    """What the first group of a pattern finds in a page of the server; SystemExit where it finds nothing."""
+    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        found = re.search(pattern, answer.read().decode(), re.MULTILINE)
     if found is None:
-        sys.exit(f"the server at :{port} does not say its block size")
-    return int(found[1])
+        sys.exit(f"the server at :{port} does not say what its {path} should: {pattern}")
+    return found[1]
 
 
-def served_name(port: int) -> str:
-    """What the server calls its model."""
-    with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30) as answer:
-        found = re.search(r'"id": ?"([^"]*)"', answer.read().decode())
-    return found[1] if found else ""
+def cache_said(port: int, name: str) -> str:
+    """A setting of the server's cache: `block_size`, in tokens, or `enable_prefix_caching`."""
+    return said(port, "/metrics", rf'^vllm:cache_config_info\{{.*\b{name}="(\w+)"')
 
 
 def written(options: argparse.Namespace) -> Path:
     """The plan for this server, with its port, its block size and the number of rounds, beside its gates."""
     plan = parse(options.plan.read_text(), lambda name: (options.plan.parent / name).read_text())
-    warm = warm_seconds(plan, options.port, served_name(options.port))
+    warm = warm_seconds(plan, options.port, said(options.port, "/v1/models", r'"id": ?"([^"]*)"'))
     repeats = options.repeats or rounds(options.seconds, len(plan.arms), warm)
-    say(f"the load takes {warm:.1f} s: {len(plan.arms)} arms x {repeats} in {options.seconds:g} s")
+    about = repeats * len(plan.arms) * (warm + OWN_S)
+    say(f"the load takes {warm:.1f} s: {len(plan.arms)} arms x {repeats} in about {about:.0f} s")
+    if cache_said(options.port, "enable_prefix_caching") != "True":
+        say("the server has no prefix cache: keep-last-block cannot fire, start it with --enable-prefix-caching")
     text = re.sub(r"(?m)^repeats = .*", f"repeats = {repeats}", options.plan.read_text())
     text = re.sub(r"(?m)^target = .*", f'target = ":{options.port}"', text)
     text = re.sub(r"(?m)^gates = .*", 'gates = "gates.toml"', text)
-    gates = re.sub(r"\bblock = \d+", f"block = {block_size(options.port)}", plan.gates)
+    gates = re.sub(r"\bblock = \d+", f"block = {cache_said(options.port, 'block_size')}", plan.gates)
     (options.out / "gates.toml").write_text(gates)
     path: Path = options.out / "plan.toml"
     path.write_text(text)
