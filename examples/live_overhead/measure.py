@@ -109,7 +109,8 @@ def main() -> None:
         print(time.strftime("%H:%M:%S"), "up:", up, flush=True)
         ready = [(index, setup) for index, setup in enumerate(setups) if up[index]]
         if not options.cpu:
-            pin([engine_and_workers(find(f":{FIRST_PORT + index}", default_directory()))[1].pid for index, _ in ready])
+            found = [engine_and_workers(find(f":{FIRST_PORT + index}", default_directory())) for index, _ in ready]
+            pin({member.pid for workers, engine in found for member in (engine, *workers)})
         on_gpu = [
             [(setup, FIRST_PORT + index) for index, setup in ready if index % options.gpus == gpu]
             for gpu in range(options.gpus)

@@ -21,11 +21,17 @@ READY_S = 420
 
 @dataclass(frozen=True)
 class Setup:
-    """One server: its name in the tables, its environment, and its own arguments."""
+    """One server: its name in the tables, its environment, its own arguments, and its model where it has one.
+
+    `ranks` GPUs share its model, each giving it `memory` of its own.
+    """
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    model: str | None = None
+    ranks: int = 1
+    memory: float = 0.45
 
 
 V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -38,13 +44,17 @@ SETS = {
         Setup("v0.26.0-V1-sync", V1, SYNC),
         Setup("v0.26.0-V2-sync", V2, SYNC),
     ],
+    "0.33.0-tp2": [Setup("v0.33.0-V2-tp2", V2, ("--tensor-parallel-size", "2"), "qwen3-8b", ranks=2, memory=0.2)],
 }
-"""Server i runs on GPU i modulo the number of GPUs; two of them fit on one H200. V1 is 0.26.0's default here."""
+"""Server i runs on GPU i modulo the number of GPUs; two of them fit on one H200. V1 is 0.26.0's default here.
+
+One with two ranks has GPUs 0 and 1.
+"""
 
 
 def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start `vllm serve` on the dummy NemotronH with its DFlash drafter, in the vLLM seed's geometry."""
-    model = options.models / options.model
+    """Start `vllm serve` on a dummy model, NemotronH unless told otherwise, with its DFlash drafter of the write-up."""
+    model = options.models / (setup.model or options.model)
     speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
                    "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
     if not options.cpu:
@@ -58,13 +68,14 @@ def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.P
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 9, 12]}
         command += [
             *("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4"),
-            *("--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.45"),
+            *("--max-num-batched-tokens", "4096", "--gpu-memory-utilization", str(setup.memory)),
             *("--kv-cache-memory-bytes", str(3 << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
             *("--compilation-config", json.dumps(graphs), *setup.arguments),
         ]
     environment = dict(os.environ)
     if not options.cpu:
-        environment |= {**setup.environment, "CUDA_VISIBLE_DEVICES": str(index % options.gpus)}
+        own = [str((index + rank) % max(options.gpus, setup.ranks)) for rank in range(setup.ranks)]
+        environment |= {**setup.environment, "CUDA_VISIBLE_DEVICES": ",".join(own)}
     log = (options.out / f"{setup.name}.log").open("wb")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -81,13 +92,13 @@ def wait_ready(server: subprocess.Popen[bytes], port: int, deadline: float) -> b
     return False
 
 
-def pin(engines: Collection[int]) -> None:
-    """Give each engine's main thread a core of its own and keep every other thread off those and their siblings.
+def pin(processes: Collection[int]) -> None:
+    """Give the main thread of each engine and worker a core of its own; all other threads keep off it and its siblings.
 
     Without this the scheduler moves an engine beside its own client now and then, and the cycle jumps by half.
     """
     cores = sorted(os.sched_getaffinity(0))
-    own = {engine: cores[(i + 1) * len(cores) // (len(engines) + 1)] for i, engine in enumerate(engines)}
+    own = {process: cores[(i + 1) * len(cores) // (len(processes) + 1)] for i, process in enumerate(processes)}
     rest = set(cores) - {sibling for core in own.values() for sibling in _siblings(core)}
     for tasks in Path("/proc").glob("[0-9]*/task/[0-9]*"):
         thread = int(tasks.name)
