@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analyzers.statistics import Cost, cost
 from spantrace.recording import Recording
-from spantrace.spans import GRAPH_PARTS, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, SPAN_ID, SPAN_NAMES, WAITS, Kind, Track
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -133,7 +133,7 @@ def gpu_rows(recording: Recording, work: str) -> Mask:
 
 def host_rows(recording: Recording, *, waits: bool) -> Mask:
     """Which rows are host work of the cycle and, with `waits`, its waits too, [spans]; other threads' are neither."""
-    apart = beside(recording) | {"cycle"} | (frozenset() if waits else WAITS)
+    apart = beside(recording) | OVERLAID | {"cycle"} | (frozenset() if waits else WAITS)
     wanted = np.array([name not in apart for name in SPAN_NAMES])
     found: Mask = (recording.spans.track == Track.HOST) & wanted[recording.spans.name]
     return found

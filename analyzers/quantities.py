@@ -13,7 +13,7 @@ from analyzers.per_cycle import STEADY, Floats, PerCycle, chosen_cycles, measure
 from analyzers.span_table import BETWEEN, GPU_IDLE, UNATTRIBUTED
 from analyzers.statistics import BLOCKS, block_medians
 from spantrace.recording import Recording
-from spantrace.spans import PARENT, SPAN_NAMES, WAITS, Kind, Track
+from spantrace.spans import OVERLAID, PARENT, SPAN_NAMES, WAITS, Kind, Track
 
 Where = Literal["host", "gpu", "own", "run"]
 WAITING = "host waits"
@@ -156,7 +156,7 @@ def outermost(names: frozenset[str]) -> tuple[str, ...]:
 
 def untouched(targets: frozenset[str]) -> tuple[str, ...]:
     """The outermost spans that neither are, nor enclose, nor lie in a target; no waits, which answer to all else."""
-    apart = lineage(targets) | WAITS | {"cycle"}
+    apart = lineage(targets) | WAITS | OVERLAID | {"cycle"}
     return outermost(frozenset(SPAN_NAMES) - apart)
 
 

@@ -11,7 +11,7 @@ from analyzers.span_table import depth
 from analyzers.statistics import present
 from spantrace.ranks import of_rank, ranks, slowest
 from spantrace.recording import Recording
-from spantrace.spans import OVERLAID, PARENT, SPAN_ID, SPAN_NAMES, WAITS, GraphMode, Kind, Track
+from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, SPAN_ID, SPAN_NAMES, TREE, WAITS, GraphMode, Kind, Track
 
 COMMUNICATION = "communication"
 EVEN = 0.01
@@ -44,6 +44,7 @@ class RankRow:
 class Ranks:
     """Every rank of a recording side by side; tuples have one value per rank, in order of `ranks`.
 
+    `period` is the cycles' mean, in ms.
     `slowest` is the one that the others wait for, `behind` the ms of a cycle that they wait: that the rank which waits
     longest spends more in communication, or, where that is not known, that it begins target.forward earlier.
     `longest` is the span in which the slowest one itself takes the most ms more than the others, `longer`.
@@ -51,6 +52,7 @@ class Ranks:
     """
 
     ranks: tuple[int, ...]
+    period: float
     slowest: int
     behind: float | None
     behind_share: float | None
@@ -66,6 +68,10 @@ class Ranks:
     def even(self) -> bool:
         """Whether no rank is slower than the others to speak of."""
         return self.behind_share is None or self.behind_share < EVEN
+
+    def tells(self, skew: float) -> bool:
+        """Whether so many ms between the first and the last rank are worth naming the last one."""
+        return skew >= EVEN * self.period
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
     modes = recording.cycles.graph_mode[measured.sums[0].chosen]
     return Ranks(
         ranks=known,
+        period=period,
         slowest=slow,
         behind=behind,
         behind_share=None if behind is None else behind / period,
@@ -102,7 +109,7 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
         communication_share=tuple(_share(one, measured.sums[0].period) for one in spent),
         communication_calls=float(calls[measured.sums[0].known[Track.HOST]].mean()) if calls.any() else None,
         in_graphs=bool(np.isin(modes, [GraphMode.FULL, GraphMode.PIECEWISE]).any()),
-        rows=tuple(row for name in SPAN_NAMES if (row := _row(measured, known, name)) is not None),
+        rows=tuple(row for name in TREE if (row := _row(measured, known, name)) is not None),
     )
 
 
@@ -157,7 +164,7 @@ def _behind(measured: _Measured, slow: int) -> float | None:
 
 def _longest(measured: _Measured, slow: int) -> tuple[str | None, float | None]:
     """The span without parts, waits aside, in which a rank's own host time exceeds the others' mean the most, in ms."""
-    apart = {PARENT[name] for name in SPAN_NAMES} | WAITS | OVERLAID
+    apart = {PARENT[name] for name in SPAN_NAMES if name not in GRAPH_PARTS} | WAITS | OVERLAID | GRAPH_PARTS
     more: dict[str, float] = {}
     for name in (name for name in SPAN_NAMES if name not in apart):
         own = [one.of(name) - inside[SPAN_ID[name]] for one, inside in zip(measured.sums, measured.own, strict=True)]
@@ -173,7 +180,7 @@ def _row(measured: _Measured, known: tuple[int, ...], name: str) -> RankRow | No
     """A span's row; None where not two ranks have it."""
     number = SPAN_ID[name]
     host, gpu = (tuple(_median(one.of(name, track)) for one in measured.sums) for track in (Track.HOST, Track.GPU))
-    if sum(value is not None for value in host) < 2:
+    if max(sum(value is not None for value in side) for side in (host, gpu)) < 2:
         return None
     track = Track.GPU if all(value is not None for value in gpu) else Track.HOST
     begins, ends = (np.stack([one[number, track] for one in side]) for side in (measured.begins, measured.ends))

@@ -10,7 +10,7 @@ from analyzers.co_saturation import CoSaturation, co_saturation
 from analyzers.per_cycle import STEADY, PerCycle, measure
 from analyzers.statistics import Cost
 from spantrace.recording import Recording
-from spantrace.spans import GRAPH_PARTS, PARENT, SPAN_ID, TREE, WAITS, Kind, Track
+from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, SPAN_ID, TREE, WAITS, Kind, Track
 
 UNATTRIBUTED = "unattributed"
 BETWEEN = "between cycles"
@@ -73,7 +73,7 @@ def depth(name: str) -> int:
 
 def _span_row(cycle: PerCycle, name: str) -> SpanRow | None:
     host, gpu = (cycle.cost(name, track) for track in (Track.HOST, Track.GPU))
-    if host is None and gpu is None:
+    if name in OVERLAID or (host is None and gpu is None):
         return None
     track = Track.HOST if host else Track.GPU
     calls = cycle.calls[SPAN_ID[name], track][cycle.known[track]]

@@ -11,7 +11,7 @@ from itertools import groupby
 from xml.etree import ElementTree
 
 from spantrace.legible import legible
-from spantrace.tables import Cell, Column, Document, Fact, Headline, Row, Table, written
+from spantrace.tables import Cell, Column, Document, Fact, Headline, Row, Section, Table, written
 
 Element = ElementTree.Element
 Swatch = Callable[[Row], Element | None]
@@ -40,6 +40,7 @@ def page(document: Document, title: str, figure: Element | None = None, swatch: 
         None if document.headline is None else _headline(document.headline),
         figure,
         element("section", element("h2", "What each span costs"), _table(document.table, swatch)),
+        *(_section(section, swatch) for section in document.sections),
         element("section", element("h2", "What is known of it"), _facts(document.facts)),
     )
     whole = element("html", _head(title), element("body", body), lang="en")
@@ -76,6 +77,11 @@ def _headline(headline: Headline) -> Element:
         *(element("p", sentence) for sentence in others),
         class_=f"verdict {(headline.style.split() or [''])[-1]}",
     )
+
+
+def _section(section: Section, swatch: Swatch) -> Element:
+    told = [element("p", sentence) for sentence in section.headline.sentences]
+    return element("section", element("h2", section.headline.word), *told, _table(section.table, swatch))
 
 
 def _table(table: Table, swatch: Swatch) -> Element:

@@ -107,6 +107,14 @@ class Fact:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A second answer below the first: its own sentences and table, for people; CSV does without."""
+
+    headline: Headline
+    table: Table
+
+
+@dataclass(frozen=True)
 class Document:
     """What a command answers: `heading` lines of parts, and `data` for JSON, keys stable within a schema version."""
 
@@ -116,6 +124,7 @@ class Document:
     table: Table
     facts: tuple[Fact, ...] = ()
     data: Mapping[str, object] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
 
 
 def to_json(document: Document) -> str:
@@ -153,22 +162,30 @@ def to_csv(document: Document) -> str:
 
 
 def markdown(document: Document) -> str:
-    """The verdict as a sentence, then a pipe table, then the facts as a list."""
-    lines = []
-    if document.headline is not None:
-        word = f"**{document.headline.word}.** " if document.headline.word else ""
-        lines += [word + " ".join(document.headline.sentences), ""]
+    """The verdict as a sentence, then a pipe table, each section the same way, then the facts as a list."""
+    lines = [] if document.headline is None else _sentences(document.headline)
     for parts in document.heading:
         lines += [" · ".join(parts), ""]
-    columns = [column for column in document.table.columns if not column.bar and column.only != "data"]
-    titles = [f"{column.group} {column.title}".strip() for column in columns]
-    lines += [_pipes(titles), _pipes(["--:" if column.write else ":--" for column in columns])]
-    for row in document.table.rows:
-        lines.append(
-            _pipes([row.name or row.label, *(written(column, row.cells.get(column.key)) for column in columns[1:])])
-        )
+    lines += _pipe_table(document.table)
+    for section in document.sections:
+        lines += ["", *_sentences(section.headline), *_pipe_table(section.table)]
     lines += [""] + [f"- {fact.label}: " + " · ".join(fact.parts) for fact in document.facts]
     return "\n".join(map(legible, lines)).rstrip() + "\n"
+
+
+def _sentences(headline: Headline) -> list[str]:
+    word = f"**{headline.word}.** " if headline.word else ""
+    return [word + " ".join(headline.sentences), ""]
+
+
+def _pipe_table(table: Table) -> list[str]:
+    columns = [column for column in table.columns if not column.bar and column.only != "data"]
+    titles = [f"{column.group} {column.title}".strip() for column in columns]
+    rows = [
+        [row.name or row.label, *(written(column, row.cells.get(column.key)) for column in columns[1:])]
+        for row in table.rows
+    ]
+    return [_pipes(titles), _pipes(["--:" if column.write else ":--" for column in columns]), *map(_pipes, rows)]
 
 
 def _pipes(cells: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spantrace.legible import legible
-from spantrace.tables import Cell, Column, Document, Format, Table, markdown, to_csv, to_json, written
+from spantrace.tables import Cell, Column, Document, Format, Headline, Table, markdown, to_csv, to_json, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,8 +71,10 @@ def lines(document: Document, width: int, *, bars: bool, cut: bool) -> list[Text
     out = [Text(line, "bold") for parts in document.heading for line in flow(parts, width)]
     out += [Text()] if out else []
     if document.headline is not None:
-        out += [*_headline(document, width), Text()]
+        out += [*_headline(document.headline, width), Text()]
     out += _table(document.table, width, bars, cut)
+    for section in document.sections:
+        out += [Text(), *_headline(section.headline, width), Text(), *_table(section.table, width, bars, cut)]
     out += [Text()] if document.facts else []
     margin = max((len(fact.label) for fact in document.facts), default=0) + 2
     for fact in document.facts:
@@ -112,12 +114,9 @@ def bar(share: Cell) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip().ljust(BAR_CELLS)
 
 
-def _headline(document: Document, width: int) -> list[Text]:
+def _headline(headline: Headline, width: int) -> list[Text]:
     from rich.text import Text
 
-    headline = document.headline
-    if headline is None:
-        return []
     margin = len(headline.word) + len(GAP) if headline.word else 0
     wrapped = [line for sentence in headline.sentences for line in flow([sentence], width - margin)]
     first = Text().append(headline.word.ljust(margin), headline.style).append(wrapped[0])

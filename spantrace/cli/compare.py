@@ -145,12 +145,13 @@ def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
 
 def _where(found: Comparison) -> list[str]:
     """The working spans without parts that moved the most milliseconds in the cycle's direction."""
-    from spantrace.spans import GRAPH_PARTS, PARENT, WAITS
+    from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, WAITS
     from spantrace.tables import number
 
     moved = {row: row.b.value - row.a.value for row in found.rows if row.a and row.b and row.shown}
     cycle, *rows = moved
-    apart = {PARENT[row.name] for row in rows if row.name not in GRAPH_PARTS} | WAITS | GRAPH_PARTS | {"cycle"}
+    parents = {PARENT[row.name] for row in rows if row.name not in GRAPH_PARTS}
+    apart = parents | WAITS | GRAPH_PARTS | OVERLAID | {"cycle"}
     notable = [row for row in rows if row.name not in apart and moved[row] / moved[cycle] >= _NOTABLE]
     most = sorted(notable, key=lambda row: abs(moved[row]), reverse=True)[:_NAMED]
     sign = "-" if moved[cycle] < 0 else "+"

@@ -10,6 +10,7 @@ import click
 
 from spantrace.cli.making import force_option, refuse_overwriting
 from spantrace.cli.options import format_option
+from spantrace.cli.ranking import RankChoice
 
 if TYPE_CHECKING:
     from analyzers.span_table import SpanRow
@@ -25,14 +26,19 @@ _BASELINE_SHARES = frozenset({"model", "vllm", "tensor_parallel", "gpu", "host",
 @click.argument("file", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="Recording without speculation, for the break-even length.")
 @click.option("--kind", default="steady", show_default=True, help="Kind of cycles: steady, prefill, mixed, ... or all.")
+@click.option("--rank", type=RankChoice(), metavar="N|all",
+              help="Of several ranks: report rank N, or all (default: the slowest beside the others).")  # fmt: skip
 @click.option("--html", "page", type=click.Path(dir_okay=False), metavar="PAGE.html",
               help="Also write a page to look at: the median cycle as a timeline, and the report.")  # fmt: skip
 @force_option
 @format_option
-def command(file: str, baseline: str | None, kind: str, page: str | None, force: bool, form: str) -> None:
+def command(
+    file: str, baseline: str | None, kind: str, rank: str | None, page: str | None, force: bool, form: str
+) -> None:
     """Say who bounds the cycle of the recording FILE and what each span of it costs."""
     from pathlib import Path
 
+    from spantrace.cli.ranking import of_asked, with_ranks
     from spantrace.cli.wording import warn
     from spantrace.loading import load
     from spantrace.tables import Format
@@ -40,10 +46,11 @@ def command(file: str, baseline: str | None, kind: str, page: str | None, force:
 
     if page:
         refuse_overwriting(Path(page), force=force, inputs=[Path(name) for name in (file, baseline) if name])
-    recording = load(Path(file))
-    base = load(Path(baseline)) if baseline else None
+    whole = load(Path(file))
+    recording = of_asked(whole, rank)
+    base = of_asked(load(Path(baseline)), None) if baseline else None
     kinds = _kinds(kind)
-    document = report(recording, base, kinds)
+    document = with_ranks(report(recording, base, kinds), whole, kinds, rank)
     if page:
         from spantrace.cli.picturing import write_page
 

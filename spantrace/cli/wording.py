@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spantrace.recording import Recording
 
 BORDER = 0.01
+_PARALLEL = {"tensor_parallel": "TP", "pipeline_parallel": "PP", "data_parallel": "DP"}
 DOUBT_STYLES = ("yellow", "red")
 """Of a doubt, and of one that says not to quote the figures."""
 _STYLES = {"HOST-BOUND": "bold red", "GPU-BOUND": "bold yellow", "CO-SATURATED": "bold green"}
@@ -61,6 +62,7 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
         stack = [f"vLLM {server.get('vllm') or 'unknown'}"]
     stack += [f"{server['runner']} runner"] if server.get("runner") else []
     stack += [f"{graphs} graphs"] if graphs else []
+    stack += [f"{short} {size}" for key, short in _PARALLEL.items() if (size := server.get(key) or 1) > 1]
     batch = cycles.batch[chosen]
     sizes = f"batch {batch.min()}" if len(batch) else "no cycle"
     if len(batch) and batch.max() > batch.min():
