@@ -13,6 +13,7 @@ from analyzers.span_table import depth
 from analyzers.statistics import Estimate, median_estimate, run_medians, shift
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
+from spantrace.sampled import samples_of
 from spantrace.spans import TREE, Kind, Track
 
 Value = str | int | float | bool | None
@@ -82,7 +83,7 @@ def compare(
 
     With one run on a side its unit is the block of cycles: the interval then holds for these runs only.
     """
-    differing = _checked_differences([*a, *b], frozenset(vary), a, b, force)
+    differing = checked_differences([*a, *b], frozenset(vary), a, b, force)
     sides = [[span_series(run, kinds) for run in side] for side in (a, b)]
     for label, side in zip("AB", sides, strict=True):
         if not any(("cycle", Track.HOST) in run for run in side):
@@ -104,6 +105,7 @@ def configuration(recording: Recording) -> dict[str, Value]:
     found: dict[str, Value] = {
         str(key): value for key, value in (header.get("server") or {}).items() if key not in _NOT_CONFIGURATION
     }
+    found["spans"] = "measured" if samples_of(header) is None else "sampled"
     gpu, host = header.get("gpu") or {}, header.get("host") or {}
     found |= {"gpu": gpu.get("name"), "driver": gpu.get("driver"), "torch": gpu.get("torch") or found.get("torch")}
     found |= {"host": host.get("name"), **{key: host.get(key) for key in ("cpu", "cores", "python")}}
@@ -124,13 +126,14 @@ def differences(a: Recording, b: Recording) -> tuple[Difference, ...]:
     return tuple(Difference(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key))
 
 
-def _checked_differences(
+def checked_differences(
     runs: Sequence[Recording],
     vary: frozenset[str],
     a: Sequence[Recording],
     b: Sequence[Recording],
     force: bool,
 ) -> tuple[Difference, ...]:
+    """How a[0] and b[0] differ; SpantraceError where runs of a side do, or the sides beyond `vary`, unless `force`."""
     known = {key for run in runs for key in configuration(run)} | TOGETHER.keys()
     vary |= {key for name in vary for key in TOGETHER.get(name, ())}
     if unknown := sorted(vary - known - frozenset().union(*TOGETHER.values())):

@@ -38,8 +38,11 @@ def command(a: str, b: str, vary: str, force: bool, rank: int | None, gate: str 
 
     from analyzers.compare import compare
     from analyzers.gates import exit_code
+    from analyzers.sampled_compare import compare_sampled
     from spantrace.cli.gating import gated, judge_sides, read_gates
+    from spantrace.cli.sampled_comparing import sampled_comparison
     from spantrace.cli.wording import warn
+    from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
     from spantrace.loading import load
     from spantrace.ranks import of_chosen
     from spantrace.tables import Format
@@ -49,8 +52,13 @@ def command(a: str, b: str, vary: str, force: bool, rank: int | None, gate: str 
     names = _names(Path(a).stem, Path(b).stem)
     sides = [[of_chosen(load(path), rank) for path in _files(Path(side))] for side in (a, b)]
     keys = [key.strip() for key in vary.split(",") if key.strip()]
-    found = compare(sides[0], sides[1], keys, force=force)
-    document = comparison_document(found, sides, names, (Path(a).stem, Path(b).stem))
+    files = (Path(a).stem, Path(b).stem)
+    if (shares := compare_sampled(sides[0], sides[1], keys, force=force)) is not None:
+        if gates:
+            raise SpantraceError("gates judge times, and a side is sampled; leave out --gate", EXIT_NOT_COMPARABLE)
+        document = sampled_comparison(shares, names, files)
+    else:
+        document = comparison_document(compare(sides[0], sides[1], keys, force=force), sides, names, files)
     judged = judge_sides(gates, sides, names) if gates else ()
     document = gated(document, gates, judged) if gates else document
     warn(document, Format(form))
@@ -132,7 +140,7 @@ def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
     assert cycle.delta is not None
     took = f"{names[1]} takes {number(cycle.b.value)} ms a cycle, {names[0]} {number(cycle.a.value)}"
     bounds = (
-        f"95% interval {' '.join(_interval(cycle).split())}, p {_p(cycle.p or 0.0)}"
+        f"95% interval {' '.join(_interval(cycle).split())}, p {written_p(cycle.p or 0.0)}"
         if cycle.low is not None
         else "too few values"
     )
@@ -191,7 +199,7 @@ def _table(found: Comparison, names: tuple[str, str]) -> Table:
         Column("delta", "delta", write=signed_percent, only="data"),
         Column("delta_low", "low", write=signed_percent, only="data"),
         Column("delta_high", "high", write=signed_percent, only="data"),
-        Column("p", "p", write=_p),
+        Column("p", "p", write=written_p),
         Column("absent", "absent", only="data"),
     )
     return Table(columns, tuple(_row(row, names) for row in found.rows))
@@ -222,7 +230,8 @@ def _interval(row: SpanDelta) -> str:
     return f"{signed_percent(row.low):>6} .. {signed_percent(row.high):>6}"
 
 
-def _p(value: float) -> str:
+def written_p(value: float) -> str:
+    """A probability as people read it."""
     return f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 

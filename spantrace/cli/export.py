@@ -30,13 +30,17 @@ FORMS = {
 def command(file: Path, form: str, output: Path | None, force: bool) -> None:
     """Write the recording FILE for another tool to open; command lines, addresses and paths stay out of it."""
     from spantrace.cli.making import refuse_overwriting
+    from spantrace.errors import SpantraceError
     from spantrace.exporters import kineto
     from spantrace.loading import load
+    from spantrace.sampled import samples_of
 
     exporter = _exporter(form)
     path = output or Path(file.name.removesuffix(".spantrace").removesuffix(kineto.SUFFIX) + exporter.SUFFIX)
     refuse_overwriting(path, force=force, inputs=[file])
     recording: Recording = load(file)
+    if samples_of(recording.header) is not None:
+        raise SpantraceError(f"{file} is sampled, it holds no spans to export; record the server to export it")
     exporter.write(recording, path)
     click.echo(f"{path}: {len(recording.cycles):,} cycles, {len(recording.spans.name):,} spans", err=True)
 

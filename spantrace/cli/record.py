@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
     from spantrace.journal import Journal
 
+SAMPLE_S = 10.0
+"""How long a server is sampled unless --seconds says."""
+
 
 @click.command("record")
 @click.argument("server")
@@ -38,10 +41,15 @@ if TYPE_CHECKING:
                    "(default: 5, fewer below 500 --cycles, 1 with --nvtx).")  # fmt: skip
 @click.option("--idle-timeout", type=FiniteRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Give up after this long without a cycle.")  # fmt: skip
+@click.option("--sample", is_flag=True,
+              help="Without the plugin in the server: let py-spy look at its stacks for --seconds "
+                   f"(default: {SAMPLE_S:g}), for shares of the host time, no times, no verdict.")  # fmt: skip
 @output_option
 @force_option
 @directory_option
+@click.pass_context
 def command(
+    context: click.Context,
     server: str,
     cycles: int | None,
     seconds: float | None,
@@ -50,6 +58,7 @@ def command(
     gpu: bool,
     detail_every: int | None,
     idle_timeout: float,
+    sample: bool,
     output: Path | None,
     force: bool,
     directory: Path | None,
@@ -66,6 +75,12 @@ def command(
         raise click.BadParameter("nan is no number of seconds")
     if output:
         making.refuse_overwriting(output, force=force)
+    if sample:
+        _refuse_what_needs_hooks(context)
+        from spantrace.cli.sampled import record_sampled
+
+        record_sampled(server, seconds or SAMPLE_S, output, directory)
+        return
     place = directory or default_directory()
     found = find(server, place)
     members = roles(found, int(server) if server.isdecimal() else None)
@@ -79,6 +94,15 @@ def command(
     with Journal(path, header) as journal:
         capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": every})
         _run(capture, until, journal)
+
+
+def _refuse_what_needs_hooks(context: click.Context) -> None:
+    """A usage error where an option was given that means nothing to what is only sampled."""
+    needs = ("cycles", "warmup", "nvtx", "gpu", "detail_every", "idle_timeout")
+    given = [name for name in needs if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        named = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise click.UsageError(f"--sample counts and times no cycles; leave out {named}")
 
 
 def _run(capture: Capture, until: Until, journal: Journal) -> None:

@@ -50,13 +50,26 @@ def command(
     recording = of_asked(whole, rank)
     base = of_asked(load(Path(baseline)), None) if baseline else None
     kinds = _kinds(kind)
-    document = with_ranks(report(recording, base, kinds), whole, kinds, rank)
+    document = _sampled(recording, (baseline, page, kind)) or with_ranks(
+        report(recording, base, kinds), whole, kinds, rank
+    )
     if page:
         from spantrace.cli.picturing import write_page
 
         write_page(Path(page), document, recording, kinds, Path(file).name)
     warn(document, Format(form))
     emit(document, Format(form))
+
+
+def _sampled(recording: Recording, asked: tuple[str | None, str | None, str]) -> Document | None:
+    """The report of a recording that was sampled, which has no cycles for a baseline, a page or a kind; else None."""
+    from spantrace.cli.sampled import sampled_report
+    from spantrace.errors import SpantraceError
+
+    document = sampled_report(recording)
+    if document is not None and asked != (None, None, "steady"):
+        raise SpantraceError("the recording is sampled, it holds no cycles; leave out --baseline, --html and --kind")
+    return document
 
 
 def _kinds(name: str) -> frozenset[Kind]:

@@ -67,7 +67,7 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
     sizes = f"batch {batch.min()}" if len(batch) else "no cycle"
     if len(batch) and batch.max() > batch.min():
         sizes += f" to {batch.max()}, median {np.median(batch):g}"
-    return (_model(server), ", ".join(stack), _device(header), sizes)
+    return (_model(server), ", ".join(stack), device(header), sizes)
 
 
 def _model(server: dict[str, object]) -> str:
@@ -88,7 +88,8 @@ def _graphs(modes: Sequence[int]) -> str:
     return "/".join(known).replace("none", "no")
 
 
-def _device(header: dict[str, object]) -> str:
+def device(header: dict[str, object]) -> str:
+    """The GPU with its clock and its company, or the CPU where there is none."""
     gpu, host = header.get("gpu"), header.get("host")
     if not isinstance(gpu, dict):
         cpu = host.get("cpu") if isinstance(host, dict) else None

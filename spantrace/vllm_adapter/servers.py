@@ -113,6 +113,15 @@ def find(target: str, directory: Path) -> Server:
 
 def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
     """The workers and the engine to record; SpantraceError with the true reason where that is impossible."""
+    workers, engine = those_of(server, pid)
+    deaf = [member for member in [engine, *workers] if not member.reachable]
+    if deaf:
+        raise SpantraceError(why_deaf(deaf[0].pid))
+    return workers, engine
+
+
+def those_of(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
+    """The workers and the engine, reachable or not; SpantraceError where there is not one engine, or not one named."""
     engines = [m for m in server.of_role("engine") if pid is None or m.pid == pid] or server.of_role("engine")
     if not engines:
         raise SpantraceError(
@@ -123,11 +132,7 @@ def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Mem
         pids = ", ".join(str(engine.pid) for engine in engines)
         raise SpantraceError(f"this server has {len(engines)} engines (data parallel); name one by its pid: {pids}")
     engine = engines[0]
-    workers = [member for member in server.of_role("worker") if member.parent == engine.pid]
-    deaf = [member for member in [engine, *workers] if not member.reachable]
-    if deaf:
-        raise SpantraceError(why_deaf(deaf[0].pid))
-    return workers, engine
+    return [member for member in server.of_role("worker") if member.parent == engine.pid], engine
 
 
 def roles(server: Server, pid: int | None = None) -> dict[int, str]:
