@@ -95,7 +95,11 @@ class Capture:
 
     def delay(self, request: Frame) -> list[Frame]:
         """Ask every process for a delay; their answers, which come once it is in force there."""
-        return [self._ask(index, {"type": "delay", **request}, "delayed") for index in range(len(self._connections))]
+        return self.ask({"type": "delay", **request}, "delayed")
+
+    def ask(self, request: Frame, answer: str) -> list[Frame]:
+        """Send every process a request; their answers, of the type `answer`, in the order of the members."""
+        return [self._ask(index, request, answer) for index in range(len(self._connections))]
 
     def stop(self) -> bool:
         """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""

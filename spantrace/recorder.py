@@ -15,10 +15,10 @@ from statistics import median
 from types import CodeType, FunctionType
 from typing import Any
 
-from spantrace.delays import Delays
 from spantrace.frames import Frame, plain_rows
 from spantrace.gpu_clock import GpuClock
 from spantrace.graph_spans import WIDTH
+from spantrace.inside import Inside
 from spantrace.ring import Ring, as_array
 from spantrace.wrapping import LANE_SHIFT, Flag, Function, Wiring, rewrite, wrap
 
@@ -49,12 +49,12 @@ class Site:
 class Recorder:
     """Rings, lanes and error counts of one recording; `gpu` is None where there is no GPU to time.
 
-    With `delays` each span can be held up.
+    With `delays` each span can be held up, or looked into.
     """
 
     gpu: GpuClock | None = None
     nvtx: bool = False
-    delays: Delays | None = None
+    delays: Inside | None = None
     rows: Ring = field(default_factory=Ring)
     facts: Ring = field(default_factory=lambda: Ring(1 << 15, width=1))
     errors: int = 0

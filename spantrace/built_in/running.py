@@ -19,8 +19,8 @@ from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.settings import describe as settings_of
 from spantrace.built_in.memory import SMALLER, refuse_too_large
 from spantrace.built_in.session import Session
-from spantrace.delays import Delays
 from spantrace.errors import SpantraceError
+from spantrace.inside import Inside
 from spantrace.interrupts import signals_held
 from spantrace.journal import Journal
 
@@ -92,11 +92,12 @@ class BuiltIn:
         journal: Journal,
         progress: Callable[[int], None],
         drive: Callable[[Session], None] | None = None,
-        delays: Delays | None = None,
+        delays: Inside | None = None,
     ) -> None:
         """Record as many decode cycles as asked, or until Ctrl-C, which passes on where there was no cycle yet.
 
-        Begins with new requests. `drive` makes other cycles instead, by `advance`; with `delays` spans can be held up.
+        Begins with new requests. `drive` makes other cycles instead, by `advance`; with `delays` spans can be held up,
+        or looked into.
         """
         self.steps = self.finished = self.strayed = 0
         self.cycle.restart()

@@ -13,8 +13,8 @@ import optimized
 from optimized.reference_cycle.cycle import Cycle
 from optimized.reference_cycle.facts import Facts
 from optimized.reference_cycle.instrument import instrument, span_sites
-from spantrace.delays import Delays
 from spantrace.frames import Frame
+from spantrace.inside import Inside
 from spantrace.journal import Journal
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.switched import KEY
@@ -29,10 +29,10 @@ DRAIN_S = 1.0
 class Session:
     """One recording: its frames go to the journal from the moment it is entered until `finish`.
 
-    With `delays` each of its spans can be held up.
+    With `delays` each of its spans can be held up, or looked into.
     """
 
-    def __init__(self, cycle: Cycle, server: Frame, journal: Journal, delays: Delays | None = None) -> None:
+    def __init__(self, cycle: Cycle, server: Frame, journal: Journal, delays: Inside | None = None) -> None:
         self._server, self._journal, self._delays = server, journal, delays
         self._gpu = gpu_description() if cycle.settings.device == "cuda" else None
         self._clock, self._event_ns = make_gpu_clock() if self._gpu else (None, None)
@@ -67,7 +67,7 @@ class Session:
             self._delays.new_cycle()
         if time.monotonic() - self._drained >= DRAIN_S:
             self._drained = time.monotonic()
-            self._drain()
+            self.drain()
             self._write({"type": "health", **self._state(optimized.counts())})
 
     def finish(self, notes: list[str]) -> None:
@@ -78,7 +78,7 @@ class Session:
         if self._clock:
             self._describe(gpus=gpu_states())
             torch.cuda.synchronize()
-        self._drain()
+        self.drain()
         for note in notes:
             self._write({"type": "note", "text": note})
         self._write({"type": "stopped", **self._state(self._counts)})
@@ -87,7 +87,8 @@ class Session:
     def _describe(self, **more: Any) -> None:
         self._write({"type": "described", "server": self._server, "gpu": self._gpu, **more})
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Journal what was recorded so far, and the events that the GPU has passed."""
         while self._clock and self._clock.resolve():
             pass
         for frame in self._recorder.drain():

@@ -15,6 +15,7 @@ COMMANDS = {
     "ps": "List the live vLLM servers on this machine.",
     "record": "Record the decode cycles of a live server.",
     "top": "Watch a live server: cycle, verdict, spans, tokens.",
+    "explain": "See inside one span: Python stacks and GPU kernels.",
     "report": "Say who bounds the cycle and what each span of it costs.",
     "compare": "Set two recordings side by side.",
     "export": "Write a recording for another tool.",

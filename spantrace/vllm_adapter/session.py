@@ -12,12 +12,14 @@ from typing import Any
 from spantrace.control import Connection
 from spantrace.delays import Delays
 from spantrace.errors import SpantraceError
+from spantrace.explaining.answering import REQUESTS
 from spantrace.frames import Frame
 from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.vllm_adapter import choice, marked_graphs
 from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
+from spantrace.vllm_adapter.explaining import make_explainer
 from spantrace.vllm_adapter.holder import held_by
 from spantrace.vllm_adapter.hooks import hooks_for
 from spantrace.vllm_adapter.installation import Installation
@@ -44,7 +46,9 @@ class Session:
     def __init__(self, options: Frame) -> None:
         self.gpu, self._event_ns = make_gpu_clock() if options.get("gpu", True) else (None, None)
         self.delays = make_delays(self.gpu is not None) if options.get("delays") else None
-        self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")), delays=self.delays)
+        self.explainer = make_explainer() if options.get("explain") else None
+        inside = self.explainer.stacks if self.explainer else self.delays
+        self.recorder = Recorder(gpu=self.gpu, nvtx=bool(options.get("nvtx")), delays=inside)
         self._tally = choice.Tally()
         self.probes = Probes(
             self.recorder,
@@ -85,6 +89,9 @@ class Session:
     def stop_after_fork(self) -> None:
         """Remove every hook in a child, where the thread that may have held the lock does not exist."""
         self._installation.abandon_lock()
+        if self.explainer:
+            self.explainer.stop_after_fork()
+            self.explainer = None
         self.stop()
 
     def hooked(self) -> int:
@@ -100,7 +107,9 @@ class Session:
         self._installation.install()
 
     def stop(self) -> None:
-        """Remove every hook; a second call does nothing."""
+        """Remove every hook and profiler; a second call does nothing."""
+        if self.explainer:
+            self.explainer.stop()
         self._installation.remove()
         if self.gpu:
             self.gpu.end()
@@ -209,6 +218,9 @@ def _stream(session: Session, connection: Connection) -> None:
             _pause(session, connection, frame)
             if frame.get("type") == "delay":
                 connection.send(_delays(session).answer(frame))
+            if session.explainer and frame.get("type") in REQUESTS:
+                answer = session.explainer.answer(frame)
+                connection.send(*session.recorder.drain(), answer)
             continue
         _make_room(session)
         description = [] if described else session.description()

@@ -1,0 +1,272 @@
+"""What `spantrace explain` prints and saves: the tree of a span's stacks, and its kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spantrace.tables import Cell, Column, Document, Fact, Format, Headline, Row, Table, number, percent
+
+if TYPE_CHECKING:
+    from pyinstrument.session import Session
+
+    from spantrace.explaining.conducting import Design, Explained
+    from spantrace.explaining.kernels import Kernel, KernelWindow
+    from spantrace.explaining.tree import Node
+    from spantrace.explaining.within import SpanStacks, Window
+    from spantrace.recording import Recording
+
+TOP = 10
+"""Kernels of the span that people are shown; the JSON has all."""
+LONGEST_NAME = 44
+
+
+def show(design: Design, recording: Recording, explained: Explained, output: Path | None, form: Format) -> None:
+    """Save the stacks and print all; SpantraceError, after that, where the samples are too few."""
+    from spantrace.cli.wording import warn
+    from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+    from spantrace.terminal import emit
+
+    stacks, kernels = explained.stacks, explained.kernels and _gpu(design, recording, explained)
+    documents = [_host(design, recording, explained, stacks, output)] if stacks else []
+    if isinstance(kernels, Document):
+        documents.append(kernels)
+    elif kernels and not documents:
+        raise SpantraceError(kernels, EXIT_NOT_COMPARABLE)
+    elif kernels:
+        more = (Fact("kernels", (kernels,)),)
+        documents[0] = replace(
+            documents[0], facts=documents[0].facts + more, data={**documents[0].data, "kernels": None}
+        )
+    for printed in _together(documents, form):
+        warn(printed, form)
+        emit(printed, form)
+        if form is not Format.JSON and printed is not documents[-1]:
+            print(flush=True)
+    if (found := explained.stacks) and len(found.records) < design.samples:
+        raise SpantraceError(_not_enough(design, found), EXIT_NOT_COMPARABLE)
+
+
+def _together(documents: list[Document], form: Format) -> list[Document]:
+    """One document of all data for JSON, and the first one's table for CSV."""
+    if form is Format.JSON:
+        data = {key: value for one in documents for key, value in one.data.items()}
+        return [Document("explain", (), None, Table((), ()), tuple(f for one in documents for f in one.facts), data)]
+    return documents[:1] if form is Format.CSV else documents
+
+
+def _not_enough(design: Design, found: SpanStacks) -> str:
+    return (
+        f"not enough: {len(found.records)} of {design.samples} samples in {design.span} within {design.seconds:g} s; "
+        "sample for longer with --seconds, or put more load on it"
+    )
+
+
+def _host(
+    design: Design, recording: Recording, explained: Explained, found: SpanStacks, output: Path | None
+) -> Document:
+    from spantrace.cli.wording import configuration_line
+    from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+    from spantrace.explaining.tree import nodes_of, session_of
+    from spantrace.spans import Kind
+
+    if not found.records:
+        raise SpantraceError(_not_enough(design, found), EXIT_NOT_COMPARABLE)
+    begun = (explained.before[1] + int(recording.header["monotonic_to_realtime_ns"])) / 1e9
+    session = session_of(found, design.span, begun)
+    if output:
+        _save(session, output)
+    nodes = nodes_of(session)
+    alone = _median_ms(recording, explained.before, design.span)
+    columns = (
+        Column("function", "function"),
+        Column("share", "share", write=percent),
+        Column("bar", "", bar=True),
+        Column("ms", "in all", "ms sampled", write=number),
+        Column("own_ms", "itself", "ms sampled", write=number, optional=True),
+        Column("where", "where most", only="text"),
+        Column("file", "file", only="data"),
+        Column("line", "line", only="data", write=lambda line: f"{line:.0f}"),
+    )
+    rows = tuple(_row(node, found.cycles, nodes[0].seconds) for node in nodes)
+    data = {
+        "span": design.span,
+        "samples": len(found.records),
+        "sampled_cycles": found.cycles,
+        "covered": found.covered,
+        "span_ms": alone,
+        "cycle_ms": {"before": _cycle_ms(recording, explained.before), "after": _cycle_ms(recording, explained.after)},
+        "left": found.left,
+        "stacks": nodes,
+    }
+    heading = (configuration_line(recording, frozenset({Kind.STEADY})),)
+    return Document("explain", heading, _headline(design, found, nodes, alone), Table(columns, rows),
+                    (*_host_facts(recording, explained, found, alone, output),), data)  # fmt: skip
+
+
+def _save(session: Session, output: Path) -> None:
+    from pyinstrument.renderers import HTMLRenderer, SpeedscopeRenderer
+
+    from spantrace.files import written_whole
+
+    renderer = HTMLRenderer() if output.suffix == ".html" else SpeedscopeRenderer(show_all=True)
+    text = renderer.render(session)
+    with written_whole(output) as file:
+        file.write(text.encode())
+
+
+def _row(node: Node, cycles: int, whole: float) -> Row:
+    share = node.seconds / whole
+    where = f"{node.file}:{node.line}" if node.line else node.file.strip("<>")
+    cells: dict[str, Cell] = {"function": node.function, "ms": node.seconds * 1e3 / cycles, "share": share}
+    cells |= {"bar": share, "own_ms": node.own * 1e3 / cycles, "where": where, "file": node.file, "line": node.line}
+    return Row(cells, " " * node.depth + node.function, "bold" if node.own == whole else "", node.function)
+
+
+def _headline(design: Design, found: SpanStacks, nodes: tuple[Node, ...], alone: float | None) -> Headline:
+    """The span's time, and the function that spends most of it itself."""
+    own: dict[tuple[str, str], float] = defaultdict(float)
+    for node in nodes:
+        own[node.function, node.file] += node.own
+    (name, file), spent = max(own.items(), key=lambda one: one[1])
+    hottest = max((node for node in nodes if (node.function, node.file) == (name, file)), key=lambda node: node.own)
+    share = spent / nodes[0].seconds
+    where = f" ({hottest.file}:{hottest.line})" if hottest.line else ""
+    takes = f"takes {number(alone)} ms of a cycle on the host." if alone is not None else "runs on the host."
+    most = f"{percent(share)} of it is {hottest.function}{where} itself."
+    return Headline(design.span, (f"{takes} {most}",), "bold cyan")
+
+
+def _host_facts(
+    recording: Recording, explained: Explained, found: SpanStacks, alone: float | None, output: Path | None
+) -> list[Fact]:
+    sampled = found.ns / 1e6 / found.cycles
+    parts = [f"{len(found.records):,} in {found.cycles:,} cycles, one in 0.1 ms at most"]
+    parts += [f"they stand for {percent(found.covered)} of the span"]
+    parts += [f"which took {number(sampled)} ms while it was sampled"] if alone is not None else []
+    facts = [Fact("samples", tuple(parts)), _latency(recording, explained)]
+    if not found.left:
+        facts.append(Fact("doubt", ("a sleeping thread keeps its profiler until it runs Python again",), "yellow"))
+    return [*facts, *([Fact("saved", (str(output),))] if output else [])]
+
+
+def _latency(recording: Recording, explained: Explained) -> Fact:
+    before, after = (_cycle_ms(recording, window) for window in (explained.before, explained.after))
+    texts = [f"{number(ms)} ms" if ms is not None else "not known" for ms in (before, after)]
+    return Fact("cycle", (f"{texts[0]} before any profiler", f"{texts[1]} after the last one"))
+
+
+def _cycle_ms(recording: Recording, window: Window) -> float | None:
+    """The median period of a window's steady cycles."""
+    import numpy as np
+
+    from spantrace.explaining.conducting import in_window
+
+    period = recording.cycles.period[in_window(recording, window)]
+    period = period[period > 0]
+    return float(np.median(period)) / 1e6 if len(period) else None
+
+
+def _median_ms(recording: Recording, window: Window, span: str) -> float | None:
+    import numpy as np
+
+    from spantrace.explaining.conducting import in_window
+
+    if span == "cycle":
+        return _cycle_ms(recording, window)
+    found = recording.durations(span)[in_window(recording, window)]
+    found = found[~np.isnan(found)]
+    return float(np.median(found)) / 1e6 if len(found) else None
+
+
+def _gpu(design: Design, recording: Recording, explained: Explained) -> Document | str:
+    """The kernels, or why there is none."""
+    from spantrace.cli.wording import configuration_line
+    from spantrace.explaining.conducting import in_window
+    from spantrace.explaining.kernels import kernels_in
+    from spantrace.spans import Kind
+
+    assert explained.kernels is not None
+    window, answers = explained.kernels
+    chosen = in_window(recording, window)
+    found = kernels_in(recording, answers, chosen, design.span)
+    if found is None:
+        return _no_kernel(recording)
+    heading = (configuration_line(recording, frozenset({Kind.STEADY})),) if not design.host else ()
+    events = _events_ms(recording, chosen)
+    facts = [_busy(found, events), *([] if design.host else [_latency(recording, explained)])]
+    if found.unlaunched:
+        facts.append(Fact("doubt", (f"{found.unlaunched:,} kernels have no launch in the trace",), "yellow"))
+    return Document("explain", heading, _gpu_headline(design, found), _kernel_table(design, found), tuple(facts),
+                    {"kernels": found, "busy_by_events_ms": events})  # fmt: skip
+
+
+def _no_kernel(recording: Recording) -> str:
+    if recording.header.get("gpu"):
+        return "torch.profiler saw no kernel; another profiler may hold the GPU's counters, or nothing was launched"
+    return "there is no GPU here: torch.profiler sees operators of the CPU only, and no kernel"
+
+
+def _events_ms(recording: Recording, chosen: object) -> float | None:
+    """What event pairs say that the GPU is busy a cycle in the same cycles, at most, in ms."""
+    import numpy as np
+
+    from analyzers.co_saturation import gpu_busy
+
+    busy = gpu_busy(recording.only(np.asarray(chosen)))
+    return None if busy is None or np.isnan(busy).all() else float(np.nanmean(busy)) / 1e6
+
+
+def _gpu_headline(design: Design, found: KernelWindow) -> Headline:
+    own = next((one for one in found.spans if one.span == design.span), None)
+    if own is None:
+        return Headline(design.span, ("launches no kernel.",), "bold cyan")
+    launched = f"launches {number(own.launches)} times a cycle"
+    graphs = f", {number(own.graphs)} of these CUDA graphs of {number(own.nodes)} kernels" if own.graphs else ""
+    return Headline(
+        design.span,
+        (f"{launched}{graphs}. Its {number(own.kernels)} kernels keep the GPU busy for {number(own.ns / 1e6)} ms.",),
+        "bold cyan",
+    )
+
+
+def _busy(found: KernelWindow, events: float | None) -> Fact:
+    busy, period = found.busy / 1e6, found.period / 1e6
+    parts = [
+        f"{number(busy)} of {number(period)} ms a cycle in kernels, united over streams ({percent(busy / period)})"
+    ]
+    if events is not None:
+        parts.append(f"{number(events)} ms by event pairs in the same cycles: {events / busy - 1:+.1%}")
+    return Fact("GPU busy", (*parts, f"{found.cycles} cycles, slowed by the profiler"))
+
+
+def _kernel_table(design: Design, found: KernelWindow) -> Table:
+    from analyzers.span_table import depth
+
+    columns = (
+        Column("name", "launched in"),
+        Column("launches", "launches", write=number),
+        Column("graphs", "graphs", write=number, optional=True),
+        Column("kernels", "kernels", write=number),
+        Column("nodes", "in graphs", write=number, optional=True),
+        Column("ms", "GPU ms", write=number),
+        Column("share", "share", write=percent),
+        Column("bar", "", bar=True),
+    )
+    rows = []
+    for one in found.spans:
+        share = one.ns / found.period
+        cells: dict[str, Cell] = {"name": one.span, "launches": one.launches, "graphs": one.graphs}
+        cells |= {"kernels": one.kernels, "nodes": one.nodes, "ms": one.ns / 1e6, "share": share, "bar": share}
+        rows.append(Row(cells, "  " * depth(one.span) + one.span, "bold" if one.span == design.span else ""))
+        if one.span == design.span:
+            rows += [_kernel_row(kernel, depth(one.span), found.period) for kernel in found.top[:TOP]]
+    return Table(columns, tuple(rows))
+
+
+def _kernel_row(kernel: Kernel, depth: int, period: float) -> Row:
+    name = kernel.name if len(kernel.name) <= LONGEST_NAME else f"{kernel.name[: LONGEST_NAME - 3]}..."
+    cells: dict[str, Cell] = {"name": kernel.name, "kernels": kernel.calls, "ms": kernel.ns / 1e6}
+    return Row({**cells, "share": kernel.ns / period}, "  " * (depth + 1) + name, "dim", kernel.name)
