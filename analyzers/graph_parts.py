@@ -17,10 +17,10 @@ from spantrace.spans import GRAPH_PARTS, PARENT, SPAN_ID, Kind, Track
 class GraphSum:
     """The graphs of one span, of the `cycles` whose graph had marks.
 
-    `parts_ms` is the median sum of the parts, `whole_ms` that of the graph by an event pair around it, both without
-    what marks read; `residual` the median part of the whole that is in no part. `cost_us` is by how much longer the
-    graph takes with its `marks`, by this recording's own cycles, `start_cost_us` by replays in turns when the server
-    started; None where that is not known.
+    `parts_ms` is the median sum of the parts; `whole_ms` that of the graph by an event pair around its launch, less
+    `launch_us` from the first of these events to the graph's first mark; both without what marks read. `residual` is
+    the median part of the whole that is in no part. `cost_us` is by how much longer the graph takes with its `marks`,
+    by this recording's own cycles, `start_cost_us` by replays in turns when it was captured; None where not known.
     """
 
     span: str
@@ -28,6 +28,7 @@ class GraphSum:
     marks: int
     parts_ms: float
     whole_ms: float
+    launch_us: float
     residual: float
     cost_us: float | None
     start_cost_us: float | None
@@ -56,12 +57,23 @@ def graph_parts(recording: Recording, kinds: frozenset[Kind] = STEADY) -> GraphP
     cycle, first = measure(recording, kinds), told[0]
     empty_ns = float(first.get("empty_ns") or 0.0)
     spans: Mapping[str, Any] = first.get("spans") or {}
-    sums = (_sum(cycle, span, one, empty_ns) for span, one in spans.items())
+    sums = (_sum(cycle, _launch(recording, span)[cycle.chosen], span, one, empty_ns) for span, one in spans.items())
     missing = {str(name): str(why) for name, why in (first.get("missing") or {}).items()}
     return GraphParts(tuple(one for one in sums if one is not None), missing, empty_ns)
 
 
-def _sum(cycle: PerCycle, span: str, told: Mapping[str, Any], empty_ns: float) -> GraphSum | None:
+def _launch(recording: Recording, span: str) -> Floats:
+    """From the beginning of each cycle's GPU span to that of its first part, ns [cycles]; NaN without either."""
+    spans, gpu = recording.spans, recording.spans.track == Track.GPU
+    ids = [SPAN_ID[name] for name in GRAPH_PARTS if PARENT[name] == span]
+    first = np.full((2, len(recording.cycles)), np.inf)
+    for row, at in enumerate((gpu & (spans.name == SPAN_ID[span]), gpu & np.isin(spans.name, ids))):
+        np.minimum.at(first[row], spans.cycle[at], spans.start[at])
+    known = np.isfinite(first).all(axis=0)
+    return np.where(known, first[1] - first[0], np.nan) if known.any() else np.full(len(known), np.nan)
+
+
+def _sum(cycle: PerCycle, launch: Floats, span: str, told: Mapping[str, Any], empty_ns: float) -> GraphSum | None:
     names = [name for name in GRAPH_PARTS if PARENT[name] == span]
     parts = np.stack([cycle.of(name, Track.GPU) for name in names])
     whole, once = cycle.of(span, Track.GPU), cycle.calls[SPAN_ID[span], Track.GPU] == 1
@@ -69,7 +81,8 @@ def _sum(cycle: PerCycle, span: str, told: Mapping[str, Any], empty_ns: float) -
     if not marked.any():
         return None
     marks = int(told.get("marks") or 0)
-    net, summed = whole[marked] - marks * empty_ns, np.nansum(parts[:, marked], axis=0)
+    net = whole[marked] - launch[marked] - (marks - 1) * empty_ns
+    summed = np.nansum(parts[:, marked], axis=0)
     plain = whole[once & ~marked & ~np.isnan(whole)]
     at_start = None
     if told.get("plain_ms") and told.get("marked_ms"):
@@ -80,6 +93,7 @@ def _sum(cycle: PerCycle, span: str, told: Mapping[str, Any], empty_ns: float) -
         marks,
         float(np.median(summed)) / 1e6,
         float(np.median(net)) / 1e6,
+        float(np.median(launch[marked])) / 1e3,
         float(np.median(1 - summed / net)),
         _less(whole[marked], plain),
         at_start,

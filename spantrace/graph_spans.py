@@ -32,6 +32,14 @@ FOLLOWS = {
 """What a part begins behind: where that has no mark of its own, the part has no beginning and no name."""
 
 
+def layer_groups(count: int) -> dict[int, str]:
+    """Of so many layers the last one of each of the three groups that are timed, by its name; none of fewer layers."""
+    names = ("target.forward.first_layers", "target.forward.middle_layers", "target.forward.last_layers")
+    if count < len(names):
+        return {}
+    return {count * number // len(names) - 1: name for number, name in enumerate(names, 1)}
+
+
 class Graph(Protocol):
     """What torch.cuda.CUDAGraph does."""
 
@@ -80,6 +88,13 @@ class MarkedGraph:
     marked: Graph
     parts: tuple[str, ...]
     events: tuple[TimingEvent, ...]
+
+
+def told(graphs: Sequence[MarkedGraph], ms: tuple[float, float] | None) -> dict[str, Any]:
+    """What a recording says of a span's graphs; `ms` is what a replay takes without marks and with them."""
+    names = max((graph.parts for graph in graphs), key=len)
+    plain_ms, marked_ms = ms or (None, None)
+    return {"marks": len(names) + 1, "graphs": len(graphs), "plain_ms": plain_ms, "marked_ms": marked_ms}
 
 
 @dataclass(frozen=True)

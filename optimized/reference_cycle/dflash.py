@@ -18,6 +18,7 @@ from optimized.reference_cycle.attention import HeadNorms, Mlp, rms_norm
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.drafter import Draft, Drafter
 from optimized.reference_cycle.geometry import DFlashShape
+from optimized.reference_cycle.marking import part
 from optimized.reference_cycle.rope import rope_table, yarn_scale
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import Target
@@ -155,8 +156,9 @@ class DFlashDrafter(Drafter):
             seen = self.attend(index, *(part.unflatten(0, x.shape[:2]) for part in heads))
             stream = stream + F.linear(seen.flatten(2), layer.output)
             stream = stream + layer.mlp(rms_norm(stream, layer.mlp_norm))
-        logits = F.linear(rms_norm(stream[:, 1:], self.norm), self.target.head)
-        return Draft(self.followed(logits.argmax(dim=-1)), logits)
+        stream = rms_norm(part("draft.forward.layers", stream)[:, 1:], self.norm)
+        logits = part("draft.forward.logits", F.linear(stream, self.target.head))
+        return Draft(part("draft.forward.sampling", self.followed(logits.argmax(dim=-1))), logits)
 
     def block_heads(self, index: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The block's normed and rotated queries and keys, and its values, in layer `index`: see `qk_norm_rope`."""

@@ -15,6 +15,7 @@ from optimized.reference_cycle.acceptance import Verdict
 from optimized.reference_cycle.attention import gather_pages, rms_norm, visible
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.drafter import Draft, Drafter
+from optimized.reference_cycle.marking import part
 from optimized.reference_cycle.mla import MlaLayer
 from optimized.reference_cycle.rope import rope_table, yarn_scale
 from optimized.reference_cycle.settings import Settings
@@ -115,9 +116,10 @@ class DSparkDrafter(Drafter):
             x = rms_norm(stream, layer.attention_norm)
             stream = stream + self.attend(index, x, positions)
             stream = stream + layer.mlp(rms_norm(stream, layer.mlp_norm))
-        logits = F.linear(rms_norm(stream, self.norm), self.target.head)
+        stream = rms_norm(part("draft.forward.layers", stream), self.norm)
+        logits = part("draft.forward.logits", F.linear(stream, self.target.head))
         tokens, refined = self.refine(logits)
-        return Draft(self.followed(tokens), refined)
+        return Draft(part("draft.forward.markov", self.followed(tokens)), refined)
 
     def attend(self, index: int, x: Tensor, positions: Tensor) -> Tensor:
         """Attention of layer `index` for x [B, S, hidden]; the block's latents are written to its pages first."""

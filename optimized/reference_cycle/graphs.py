@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from optimized.reference_cycle.marking import Twin, marking
+
 Result = TypeVar("Result")
 
 
@@ -27,13 +29,17 @@ class Pass(Generic[Result]):
         self._captured = torch.device(device).type == "cuda"
         self._graph: Any = None
         self._result: Any = None
+        self._twin: Twin[Result] | None = None
 
     def __call__(self) -> Result:
         """Run the pass once; the first call on a GPU captures it."""
         if not self._captured:
             return self._run()
         if self._graph is None:
-            self._result = self._capture()
+            self._capture()
+        if self._twin is not None and self._twin.begins():
+            self._twin.graph.marked.replay()
+            return self._twin.result
         self._graph.replay()
         result: Result = self._result
         return result
@@ -45,9 +51,9 @@ class Pass(Generic[Result]):
 
     def forget(self) -> None:
         """Drop the graph: the next call captures what the code then is."""
-        self._graph = self._result = None
+        self._graph = self._result = self._twin = None
 
-    def _capture(self) -> Result:
+    def _capture(self) -> None:
         """Warm up on a side stream, where lazy initialisation may still happen, then record without running."""
         side, main = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(main)
@@ -55,11 +61,14 @@ class Pass(Generic[Result]):
             for _ in range(2):
                 self._run()
         main.wait_stream(side)
+        self._graph, self._result = self._record(self._run)
+        self._twin = marking.twin(self._graph, self._record, self._run)
+
+    def _record(self, run: Callable[[], Result]) -> tuple[Any, Result]:
         graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(graph, stream=self._stream):
-            result = self._run()
-        self._graph = graph
-        return result
+            result = run()
+        return graph, result
 
 
 @contextmanager

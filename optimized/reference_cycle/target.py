@@ -17,10 +17,12 @@ from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.embedding import Embedding, look_up
 from optimized.reference_cycle.geometry import Geometry
 from optimized.reference_cycle.graphs import Pass
+from optimized.reference_cycle.marking import part
 from optimized.reference_cycle.rope import rope_table
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.state_layer import StateLayer, States
 from optimized.reference_cycle.weights import Weights
+from spantrace.graph_spans import layer_groups
 
 PREFILL_CHUNK = 128
 
@@ -104,6 +106,7 @@ class Target:
         self.table = rope_table(geometry.rope, geometry.head_dim, settings.capacity, device)
         self.blocks = [self._block(layer, weights.of(str(layer))) for layer in range(geometry.layers)]
         self.state_layers = [block.mixer for block in self.blocks if isinstance(block.mixer, StateLayer)]
+        self._groups = layer_groups(geometry.layers)
         self._passes: dict[int, tuple[Rows, Pass[TargetOutput]]] = {}
         self._chosen = 0
 
@@ -195,7 +198,7 @@ class Target:
     def verify(self, rows: Rows) -> TargetOutput:
         """The pass itself over prepared rows, which `forward` runs as a graph where there is a GPU."""
         hidden, taps, states = self._layers(rows)
-        return TargetOutput(self.logits(hidden), taps, states)
+        return TargetOutput(part("target.forward.logits", self.logits(hidden)), taps, states)
 
     def _verifying(self) -> tuple[Rows, Pass[TargetOutput]]:
         """The buffers and the pass of as many rows a request as this cycle's inputs were prepared for."""
@@ -206,7 +209,7 @@ class Target:
 
     def _layers(self, rows: Rows) -> tuple[Tensor, Tensor, list[States]]:
         """The stream after the last layer, the taps, and the states after every token."""
-        stream, taps, states = look_up(self.embedding, rows.tokens), [], []
+        stream, taps, states = part("target.forward.embedding", look_up(self.embedding, rows.tokens)), [], []
         for index, block in enumerate(self.blocks):
             x = rms_norm(stream, block.mixer_norm)
             if isinstance(block.mixer, StateLayer):
@@ -218,6 +221,7 @@ class Target:
             stream = stream + block.mlp(rms_norm(stream, block.mlp_norm))
             if index in self.settings.geometry.taps:
                 taps.append(stream)
+            stream = part(self._groups.get(index), stream)
         return stream, torch.cat(taps, dim=-1), states
 
     def _cells(self, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,9 +36,12 @@ class Asked:
     optimize: tuple[str, ...] = ()
     cycles: int = 200
     warmup: int = 20
+    graph_spans: bool = False
 
     def __post_init__(self) -> None:
         drafts = self.settings.speculative
+        if self.graph_spans and self.settings.device != "cuda":
+            raise SpantraceError("--graph-spans: no CUDA graphs here, the cycle runs on the CPU; leave it out")
         if not all(0.0 <= rate <= 1.0 for rate in self.rates):
             raise SpantraceError(f"acceptance must lie in 0..1, not be {', '.join(map(str, self.rates))}")
         if drafts and len(self.rates) not in (0, 1, drafts):
@@ -104,7 +107,8 @@ class BuiltIn:
         with switched_on(self.asked.optimize, self.asked.settings):
             self.cycle.forget_graphs()
             self.cycle.verify_from(self.asked.source(self._continuation) if self._continuation else None)
-            session = Session(self.cycle, describe(self.asked), journal, delays)
+            graphs = self.asked.graph_spans
+            session = Session(self.cycle, describe(self.asked), journal, delays, graph_spans=graphs)
             try:
                 with session:
                     if drive:

@@ -13,6 +13,7 @@ import optimized
 from optimized.reference_cycle.cycle import Cycle
 from optimized.reference_cycle.facts import Facts
 from optimized.reference_cycle.instrument import instrument, span_sites
+from spantrace.built_in.marked import Marked
 from spantrace.frames import Frame
 from spantrace.inside import Inside
 from spantrace.journal import Journal
@@ -32,10 +33,19 @@ class Session:
     With `delays` each of its spans can be held up, or looked into.
     """
 
-    def __init__(self, cycle: Cycle, server: Frame, journal: Journal, delays: Inside | None = None) -> None:
+    def __init__(
+        self,
+        cycle: Cycle,
+        server: Frame,
+        journal: Journal,
+        delays: Inside | None = None,
+        *,
+        graph_spans: bool = False,
+    ) -> None:
         self._server, self._journal, self._delays = server, journal, delays
         self._gpu = gpu_description() if cycle.settings.device == "cuda" else None
         self._clock, self._event_ns = make_gpu_clock() if self._gpu else (None, None)
+        self._graphs = Marked(self._clock) if graph_spans and self._clock else None
         self._recorder = Recorder(gpu=self._clock, delays=delays)
         sites = span_sites(cycle)
         self._sites = [(site.span, None) for site in sites]
@@ -48,6 +58,8 @@ class Session:
         calibration = {"host_span_ns": cost_of_a_span(), "gpu_event_ns": self._event_ns}
         self._write({"type": "armed", "about": about, "calibration": calibration})
         self._describe()
+        if self._graphs:
+            self._graphs.begin()
         self._patches.install()
         return self
 
@@ -55,6 +67,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patches.revert()
+        if self._graphs:
+            self._graphs.end()
         if self._delays:
             self._delays.end()
         if self._clock:
@@ -85,7 +99,8 @@ class Session:
         self._journal.write({"type": "end"})
 
     def _describe(self, **more: Any) -> None:
-        self._write({"type": "described", "server": self._server, "gpu": self._gpu, **more})
+        graphs = self._graphs.told() if self._graphs else None
+        self._write({"type": "described", "server": self._server, "gpu": self._gpu, "graph_spans": graphs, **more})
 
     def drain(self) -> None:
         """Journal what was recorded so far, and the events that the GPU has passed."""

@@ -24,7 +24,7 @@ def graph_facts(found: GraphParts | None) -> list[Fact]:
 
 def _sum(one: GraphSum) -> str:
     text = f"{one.span} {number(one.parts_ms)} of {number(one.whole_ms)} ms, residual {one.residual:.1%}"
-    text += f" in {one.cycles:,} cycles with {one.marks} marks"
+    text += f", first mark {number(one.launch_us)} us after the launch, in {one.cycles:,} cycles with {one.marks} marks"
     if one.start_cost_us is not None:
         text += f", which cost {number(one.start_cost_us)} us a replay at start"
     if one.cost_us is not None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @click.option("--warmup", type=click.IntRange(0, MOST_CYCLES), default=20, show_default=True,
               help="Steady cycles before them.")  # fmt: skip
 @click.option("--optimize", default="none", show_default=True, metavar="IDS", help="Optimizations: a,b or all or none.")
+@click.option("--graph-spans", is_flag=True,
+              help="Time the parts of CUDA graphs too, by a second capture with marks (GPU only).")  # fmt: skip
 @output_option
 @force_option
 def command(output: Path | None, force: bool, **options: Any) -> None:
@@ -37,7 +39,7 @@ def command(output: Path | None, force: bool, **options: Any) -> None:
     from spantrace.built_in.running import ENGINE
 
     path = output or making.default_output(f"{options['geometry']}-{options['drafter']}")
-    started_as = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value is not None)
+    started_as = " ".join(filter(None, (_written(name, value) for name, value in options.items())))
     header = making.new_header(started_as, {"warmup": asked.warmup, "cycles": asked.cycles, "seconds": None})
     header["server"]["engine"] = ENGINE
     with Journal(path, header) as journal:
@@ -74,4 +76,12 @@ def _asked(options: dict[str, Any]) -> Asked:
     from spantrace.built_in.running import Asked
 
     names = optimized.select(options["optimize"], device=options["device"])
-    return Asked(settings_of(options), rates_of(options["accept"]), tuple(names), options["cycles"], options["warmup"])
+    settings, rates = settings_of(options), rates_of(options["accept"])
+    counts = options["cycles"], options["warmup"]
+    return Asked(settings, rates, tuple(names), *counts, graph_spans=options["graph_spans"])
+
+
+def _written(name: str, value: object) -> str:
+    """An option as it is given; nothing of one that was left out."""
+    option = f"--{name.replace('_', '-')}"
+    return "" if value is None or value is False else option if value is True else f"{option} {value}"

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from spantrace.graph_spans import layer_groups
+
 COMPILED = "torch.compile made one region of it; start the server with --compilation-config '{\"mode\": 0}'"
 ABSENT = "the model has no such module"
 NOT_CALLED = "the graph does not run it"
@@ -20,7 +22,6 @@ NO_MARKOV = "the drafter has no Markov head"
 EAGER_CONTEXT = "this vLLM stores the context's keys and values before the graph, in draft.context_kv"
 TARGET_REST = "target.forward.output"
 """What is behind the layers in a target's graph: the last norm, and the copies that hand its results on."""
-GROUPS = ("first_layers", "middle_layers", "last_layers")
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,12 @@ def target_sites(model: Any) -> list[GraphSite]:
     """The embedding, three groups of layers, and by name what is not in the graph."""
     embedding = next((one for one in model.modules() if _is(one, "VocabParallelEmbedding")), None)
     layers = _layers(model)
-    ends = [len(layers) * count // len(GROUPS) - 1 for count in range(1, len(GROUPS) + 1)]
-    sites = [_site(model, "target.forward.embedding", embedding)]
-    for group, end in zip(GROUPS, ends, strict=True):
-        sites.append(_site(model, f"target.forward.{group}", layers[end] if len(layers) >= len(GROUPS) else None))
-    return [*sites, GraphSite("target.forward.logits", why=OUTSIDE)]
+    groups = [_site(model, name, layers[end]) for end, name in layer_groups(len(layers)).items()]
+    return [
+        _site(model, "target.forward.embedding", embedding),
+        *groups,
+        GraphSite("target.forward.logits", why=OUTSIDE),
+    ]
 
 
 def drafter_sites(model: Any, context_in_graph: bool) -> list[GraphSite]:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from spantrace.frames import Frame
 from spantrace.graph_capture import new_events
 from spantrace.graph_spans import GraphTimes, MarkedGraph, MarkedReplay
+from spantrace.graph_spans import told as graphs_told
 from spantrace.patching import EntryPatch
 from spantrace.vllm_adapter.description import gpu_of_this_process, runner_version
 from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
@@ -71,23 +72,12 @@ def told(runner: Any) -> Frame | None:
     """
     if os.environ.get(GRAPH_SPANS) != "1" or runner is None:
         return None
-    spans = {parts.span: _told(parts) for parts in kept.parts.values() if parts.graphs}
+    marked = [parts for parts in kept.parts.values() if parts.graphs]
+    spans = {parts.span: graphs_told([graph for *_, graph in parts.graphs], parts.ms) for parts in marked}
     missing = {name: why for parts in kept.parts.values() for name, why in _missing(parts).items()}
     if not spans:
         missing["graph spans"] = _why_none(runner)
     return {"empty_ns": kept.empty_ns, "spans": spans, "missing": {**missing, **kept.failures}}
-
-
-def _told(parts: Parts) -> Frame:
-    names = max((graph.parts for _, _, graph in parts.graphs), key=len)
-    without, with_marks = parts.ms or (None, None)
-    return {
-        "parts": [name for name in names if name],
-        "marks": len(names) + 1,
-        "graphs": len(parts.graphs),
-        "plain_ms": without,
-        "marked_ms": with_marks,
-    }
 
 
 def _missing(parts: Parts) -> dict[str, str]:
