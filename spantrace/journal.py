@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -21,11 +22,14 @@ def journal_path(path: Path) -> Path:
 class Journal:
     """Appends frames to `PATH.part`; `finish()` turns it into the recording at `path`.
 
-    What cannot go on is `kept`, and an error says so, unless its owner removes it.
+    What cannot go on is `kept`, and an error says so, unless its owner removes it. `follower` gets each frame that was
+    written, its rows packed.
     """
 
-    def __init__(self, path: Path, header: Header, *, kept: bool = True) -> None:
-        self.path, self._kept = path, kept
+    def __init__(
+        self, path: Path, header: Header, *, kept: bool = True, follower: Callable[[Frame], None] | None = None
+    ) -> None:
+        self.path, self._kept, self._follower = path, kept, follower
         self.part = journal_path(path)
         self._frame_sizes = 0
         try:
@@ -40,7 +44,8 @@ class Journal:
 
         ValueError where the frame's rows are damaged.
         """
-        data = encode(packed(frame))
+        frame = packed(frame)
+        data = encode(frame)
         try:
             if self._file.write(data) != len(data):
                 raise OSError(0, "no space left")
@@ -50,6 +55,8 @@ class Journal:
             kept = "; what was recorded is kept" if self._kept else ""
             raise SpantraceError(f"cannot write {self.part}: {error.strerror}{kept}") from error
         self._frame_sizes += len(data)
+        if self._follower:
+            self._follower(frame)
 
     def finish(self) -> Recording:
         """Join the journal, write the recording and remove the journal; SpantraceError, and the journal stays.

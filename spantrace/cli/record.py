@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spantrace.cli import making
+from spantrace.cli import live_exports, making
 from spantrace.cli.making import force_option, output_option
 from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option
 
 if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
     from spantrace.journal import Journal
+    from spantrace.recording import Recording
 
 SAMPLE_S = 10.0
 """How long a server is sampled unless --seconds says."""
@@ -44,6 +45,8 @@ SAMPLE_S = 10.0
 @click.option("--sample", is_flag=True,
               help="Without the plugin in the server: let py-spy look at its stacks for --seconds "
                    f"(default: {SAMPLE_S:g}), for shares of the host time, no times, no verdict.")  # fmt: skip
+@live_exports.otlp_option
+@live_exports.prometheus_option
 @output_option
 @force_option
 @directory_option
@@ -59,6 +62,8 @@ def command(
     detail_every: int | None,
     idle_timeout: float,
     sample: bool,
+    otlp: str | None,
+    prometheus: str | None,
     output: Path | None,
     force: bool,
     directory: Path | None,
@@ -91,21 +96,26 @@ def command(
     every = detail_every or (1 if nvtx else every_for(wanted and wanted - warmup))
     options = {"warmup": warmup, "nvtx": nvtx, "cycles": cycles, "seconds": seconds, "detail_every": every}
     header = making.new_header(without_secrets(found.command), options)
-    with Journal(path, header) as journal:
+    with (
+        live_exports.exporting(header, otlp, prometheus) as live,
+        Journal(path, header, follower=live.take if live else None) as journal,
+    ):
         capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": every})
-        _run(capture, until, journal)
+        recording = _run(capture, until, journal)
+        if live:
+            live_exports.say_exported(live, recording)
 
 
 def _refuse_what_needs_hooks(context: click.Context) -> None:
     """A usage error where an option was given that means nothing to what is only sampled."""
-    needs = ("cycles", "warmup", "nvtx", "gpu", "detail_every", "idle_timeout")
+    needs = ("cycles", "warmup", "nvtx", "gpu", "detail_every", "idle_timeout", "otlp", "prometheus")
     given = [name for name in needs if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
         named = ", ".join("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(f"--sample counts and times no cycles; leave out {named}")
 
 
-def _run(capture: Capture, until: Until, journal: Journal) -> None:
+def _run(capture: Capture, until: Until, journal: Journal) -> Recording:
     from spantrace.errors import SpantraceError
     from spantrace.interrupts import signals_held
 
@@ -120,6 +130,7 @@ def _run(capture: Capture, until: Until, journal: Journal) -> None:
                 kept = "partial" if recording.partial else "kept"
                 click.echo(f"spantrace: {capture.note}; the recording is {kept}", err=True)
             making.say_written(recording, journal.path)
+    return recording
 
 
 def _capture(capture: Capture, until: Until) -> None:
