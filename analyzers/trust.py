@@ -9,6 +9,7 @@ import numpy as np
 from analyzers.co_saturation import gpu_busy
 from analyzers.per_cycle import STEADY, Mask, chosen_cycles, periods, timed_cycles
 from analyzers.span_table import SpanTable, span_table
+from spantrace.ranks import counts_by_rank, ranks
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
 from spantrace.switched import switched
@@ -201,4 +202,8 @@ def _surroundings(recording: Recording) -> list[Doubt]:
     if others:
         found.append(Doubt(f"{len(others)} other process{'es' * (len(others) > 1)} used the GPU"))
     found += [Doubt(one.warning) for one in switched(recording.header) if one.warning]
+    everywhere = set(ranks(recording.header))
+    for name, counted in counts_by_rank(recording.header).items():
+        if missing := ", ".join(map(str, sorted(everywhere - set(counted)))):
+            found.append(Doubt(f"{name} was not on on rank {missing}: restart the server, its log says why", True))
     return found

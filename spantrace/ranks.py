@@ -11,6 +11,7 @@ import numpy as np
 from spantrace.errors import SpantraceError
 from spantrace.recording import Recording
 from spantrace.spans import OVERLAID, SPAN_ID, Kind, Track
+from spantrace.switched import KEY
 
 FORWARD = SPAN_ID["target.forward"]
 
@@ -21,6 +22,15 @@ def ranks(header: Mapping[str, Any]) -> dict[int, int]:
     numbers = sorted({int(lane["process"]) for lane in header.get("lanes") or []})
     found = {processes[number].get("rank"): number for number in numbers if number < len(processes)}
     return {rank: found[rank] for rank in sorted(rank for rank in found if isinstance(rank, int))}
+
+
+def counts_by_rank(header: Mapping[str, Any]) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """By optimization, what each rank that it was on counted of it, as `spantrace.switched` keeps it."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for rank, number in ranks(header).items():
+        for one in header["processes"][number].get(KEY) or []:
+            found.setdefault(str(one.get("id")), {})[rank] = one
+    return found
 
 
 def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recording:

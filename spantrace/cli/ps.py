@@ -11,7 +11,7 @@ from spantrace.cli.options import directory_option, format_option
 
 if TYPE_CHECKING:
     from spantrace.tables import Document
-    from spantrace.vllm_adapter.servers import Server
+    from spantrace.vllm_adapter.servers import Member, Server
 
 
 @click.command("ps")
@@ -25,6 +25,17 @@ def command(directory: Path | None, form: str) -> None:
     from spantrace.vllm_adapter.servers import discover
 
     emit(document(discover(directory or default_directory())), Format(form))
+
+
+def _by_engine(members: list[Member]) -> list[Member]:
+    """The members with each engine's workers after it."""
+    engines = {member.pid for member in members if member.role == "engine"}
+
+    def place(member: Member) -> tuple[int, int]:
+        its = member.pid if member.pid in engines else member.parent if member.parent in engines else 0
+        return its or 0, member.pid not in engines
+
+    return sorted(members, key=place)
 
 
 def document(servers: list[Server]) -> Document:
@@ -49,12 +60,11 @@ def document(servers: list[Server]) -> Document:
             "vllm": server.vllm or "-",
         }
         rows.append(Row(cells, server.model(), server.model(), "bold"))
-        for member in server.members:
+        for member in _by_engine(server.members):
             wanted = member.role in ("engine", "worker")
             answer = ("yes" if member.reachable else "no") if wanted else None
-            rows.append(
-                Row({"process": member.role, "pid": member.pid, "recordable": answer}, f"  {member.role}", member.role)
-            )
+            name = f"{member.role} {member.place}".rstrip()
+            rows.append(Row({"process": name, "pid": member.pid, "recordable": answer}, f"  {name}", name))
             if answer == "no":
                 notes.append(why_deaf(member.pid))
     data = {"servers": [{**vars(server), "port": server.port(), "model": server.model()} for server in servers]}

@@ -70,6 +70,7 @@ def command(
 ) -> None:
     """Record the decode cycles of a running vLLM SERVER (:PORT, URL or pid) without restarting it."""
     from spantrace.capture import Capture, Until
+    from spantrace.cli.together import record_each
     from spantrace.control import default_directory
     from spantrace.journal import Journal
     from spantrace.sampling import every_for
@@ -88,9 +89,13 @@ def command(
         return
     place = directory or default_directory()
     found = find(server, place)
-    members = roles(found, int(server) if server.isdecimal() else None)
     model = found.model()
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
+    engines = found.engines()
+    if len(engines) > 1 and server not in map(str, engines.values()):
+        record_each(context, engines, path, force=force)
+        return
+    members = roles(found, int(server) if server.isdecimal() else None)
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
     every = detail_every or (1 if nvtx else every_for(wanted and wanted - warmup))

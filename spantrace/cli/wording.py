@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spantrace.cli.traces import trace_line
 from spantrace.legible import legible
+from spantrace.ranks import counts_by_rank, ranks
 from spantrace.spans import GraphMode, Kind
 from spantrace.switched import Switched, switched
 from spantrace.tables import Document, Fact, Format, Headline, number, percent
@@ -224,10 +225,19 @@ def _break_even(found: Economics) -> str:
 
 
 def optimization_facts(header: Mapping[str, Any], label: str = "optimized") -> list[Fact]:
-    """A line for each optimization that was on: its hits, and its fallbacks and errors with their reasons."""
+    """A line for each optimization that was on: its hits, in all and by rank, and why it did not take the rest."""
     found = switched(header)
     widest = max((len(one.id) for one in found), default=0)
-    return [Fact(label, (f"{one.id.ljust(widest)}  {counted(one)}", *_reasons(one))) for one in found]
+    return [
+        Fact(label, (f"{one.id.ljust(widest)}  {counted(one)}", *_by_rank(header, one.id), *_reasons(one)))
+        for one in found
+    ]
+
+
+def _by_rank(header: Mapping[str, Any], name: str) -> list[str]:
+    """Its hits on each rank, where there are several."""
+    each = counts_by_rank(header).get(name, {})
+    return [", ".join(f"rank {rank} {one['hits']:,}" for rank, one in each.items())] if len(ranks(header)) > 1 else []
 
 
 def counted(one: Switched) -> str:

@@ -38,6 +38,12 @@ class Member:
     parent: int | None
     reachable: bool
 
+    @property
+    def place(self) -> str:
+        """Its place among those of its role, such as "DP0 TP1", by vLLM's title; empty where it is the only one."""
+        title = self.title.split()[0] if self.title.startswith("VLLM::") else ""
+        return title.partition("_")[2].replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Server:
@@ -51,6 +57,11 @@ class Server:
     def of_role(self, role: str) -> list[Member]:
         """The members of one role: api, engine or worker."""
         return [member for member in self.members if member.role == role]
+
+    def engines(self) -> dict[str, int]:
+        """The pid of each engine by a name for it, such as dp0."""
+        engines = self.of_role("engine")
+        return {engine.place.lower() or f"engine{number}": engine.pid for number, engine in enumerate(engines)}
 
     def port(self) -> int | None:
         """The port of `--port`, or vLLM's default 8000, as far as the command tells."""

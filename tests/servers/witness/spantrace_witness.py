@@ -13,6 +13,7 @@ import os
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -138,6 +139,28 @@ def _hold() -> None:
     scheduler._make_cached_request_data = held
 
 
+_SAMPLER = "vllm.v1.sample.rejection_sampler"
+_forwards: list[Any] = []
+
+
+def _hold_up_samples(seconds: float) -> None:
+    """Let every look at drafts take so much longer in this process; with 0 as long as before."""
+    sampler = sys.modules[_SAMPLER].RejectionSampler
+    if _forwards:
+        sampler.forward = _forwards.pop()
+    if not seconds:
+        return
+    original = sampler.forward
+    _forwards.append(original)
+
+    @functools.wraps(original)
+    def late(*arguments: Any, **named: Any) -> Any:
+        time.sleep(seconds)
+        return original(*arguments, **named)
+
+    sampler.forward = late
+
+
 _MAMBA = "vllm.v1.attention.backends.mamba_attn"
 _METHOD = "_compute_common_metadata"
 _mended: list[Any] = []
@@ -224,6 +247,7 @@ QUESTIONS = {
     "fail_after": _fail_after,
     "mend": _mend,
     "hold": _hold,
+    "hold_up_samples": _hold_up_samples,
     "reached": _reached.is_set,
     "release": _released.set,
 }
