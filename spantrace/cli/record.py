@@ -45,6 +45,8 @@ SAMPLE_S = 10.0
 @click.option("--sample", is_flag=True,
               help="Without the plugin in the server: let py-spy look at its stacks for --seconds "
                    f"(default: {SAMPLE_S:g}), for shares of the host time, no times, no verdict.")  # fmt: skip
+@click.option("--attach", is_flag=True,
+              help="Put the plugin into a server that was started without it; Python 3.14 here and there.")  # fmt: skip
 @live_exports.otlp_option
 @live_exports.prometheus_option
 @output_option
@@ -62,6 +64,7 @@ def command(
     detail_every: int | None,
     idle_timeout: float,
     sample: bool,
+    attach: bool,
     otlp: str | None,
     prometheus: str | None,
     output: Path | None,
@@ -89,6 +92,11 @@ def command(
         return
     place = directory or default_directory()
     found = find(server, place)
+    if attach:
+        from spantrace.vllm_adapter.attaching import attach as attach_server
+
+        attach_server(found, place)
+        found = find(server, place)
     model = found.model()
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
     engines = found.engines()
@@ -113,7 +121,7 @@ def command(
 
 def _refuse_what_needs_hooks(context: click.Context) -> None:
     """A usage error where an option was given that means nothing to what is only sampled."""
-    needs = ("cycles", "warmup", "nvtx", "gpu", "detail_every", "idle_timeout", "otlp", "prometheus")
+    needs = ("cycles", "warmup", "nvtx", "gpu", "detail_every", "idle_timeout", "attach", "otlp", "prometheus")
     given = [name for name in needs if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
         named = ", ".join("--" + name.replace("_", "-") for name in given)

@@ -16,6 +16,7 @@ from spantrace.vllm_adapter.delaying import ALLOW_DELAYS
 from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
 
 PLUGIN = "spantrace"
+SAMPLED = ", or look at it from outside: spantrace record --sample"
 
 
 def serve_command(arguments: tuple[str, ...]) -> list[str]:
@@ -90,9 +91,9 @@ def why_deaf(pid: int) -> str:
         return start + "its environment cannot be read; run as the server's user"
     chosen = environment.get("VLLM_PLUGINS")
     if environment.get("SPANTRACE", "").lower() == "off":
-        return start + "it was started with SPANTRACE=off; restart it without"
+        return start + "it was started with SPANTRACE=off; restart it without" + SAMPLED
     if chosen is not None and "spantrace" not in chosen.split(","):
-        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list"
+        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list{SAMPLED}"
     if environment.get("SPANTRACE_DIR"):
         return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
     return (

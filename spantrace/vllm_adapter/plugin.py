@@ -54,6 +54,15 @@ def _prepare_graph_spans() -> None:
         _log.warning("spantrace: graph spans are not available: %s", error)
 
 
+def attach(directory: str) -> None:
+    """Open this process's control socket in `directory` now, for a server that runs without the plugin."""
+    global _server
+    if _server is None:
+        _server = ControlServer(Path(directory), handle)
+        atexit.register(_server.close)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
 def handle(request: Frame, connection: Connection) -> None:
     """Answer one connection's request; its failure is told to the client, not to the server."""
     try:
