@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spantrace.errors import SpantraceError
 from spantrace.recording import Recording
@@ -62,8 +63,9 @@ def of_chosen(recording: Recording, rank: int | None = None) -> Recording:
 def slowest(recording: Recording) -> int:
     """The rank that the others wait for, of at least one, by the steady cycles, or by all where none is steady.
 
-    Where communication was recorded, it is the one that spends the least time there; else it is the one that on average
-    begins target.forward last, on the GPU where that was timed. What happens inside a CUDA graph shows in neither.
+    Where communication was recorded, it is the one that in the median cycle spends the least time there; else it is the
+    one that begins target.forward last by the most, again in the median, on the GPU where that was timed. What happens
+    inside a CUDA graph shows in neither.
     """
     steady = recording.of_kind(Kind.STEADY)
     among = steady if len(steady.cycles) else recording
@@ -71,21 +73,26 @@ def slowest(recording: Recording) -> int:
     spent = {rank: _communication(one) for rank, one in each.items()}
     if any(spent.values()):
         return min(spent, key=lambda rank: spent[rank])
-    begun = {rank: _forwards(one) for rank, one in each.items()}
-    shared = set.intersection(*(set(one) for one in begun.values()))
-    return max(begun, key=lambda rank: sum(begun[rank][cycle] for cycle in shared))
+    begun = np.stack([_forwards(one) for one in each.values()])
+    begun = begun[:, ~np.isnan(begun).any(axis=0)]
+    late = np.median(begun - begun.min(axis=0), axis=1) if begun.size else np.zeros(len(each))
+    return list(each)[int(np.argmax(late))]
 
 
-def _communication(recording: Recording) -> int:
-    at = np.isin(recording.spans.name, [SPAN_ID[name] for name in OVERLAID])
-    return int((recording.spans.end - recording.spans.start)[at].sum())
-
-
-def _forwards(recording: Recording) -> dict[int, int]:
-    """When target.forward began, by cycle."""
+def _communication(recording: Recording) -> float:
+    """Nanoseconds that the median cycle spends there, 0 where it was not recorded."""
     spans = recording.spans
+    at = np.isin(spans.name, [SPAN_ID[name] for name in OVERLAID])
+    spent = np.bincount(spans.cycle[at], weights=(spans.end - spans.start)[at])
+    return float(np.median(spent[spent > 0])) if at.any() else 0.0
+
+
+def _forwards(recording: Recording) -> NDArray[np.float64]:
+    """When each cycle's target.forward began, ns from the recording's start [cycles], NaN where it has none."""
+    spans, found = recording.spans, np.full(len(recording.cycles), np.inf)
     for track in (Track.GPU, Track.HOST):
         at = (spans.name == FORWARD) & (spans.track == track)
         if at.any():
-            return dict(zip(spans.cycle[at][::-1].tolist(), spans.start[at][::-1].tolist(), strict=True))
-    return {}
+            np.minimum.at(found, spans.cycle[at], (spans.start[at] - recording.cycles.start[0]).astype(np.float64))
+            break
+    return np.where(np.isinf(found), np.nan, found)
