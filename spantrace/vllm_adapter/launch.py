@@ -93,7 +93,8 @@ def why_deaf(pid: int) -> str:
     if environment.get("SPANTRACE", "").lower() == "off":
         return start + "it was started with SPANTRACE=off; restart it without" + SAMPLED
     if chosen is not None and "spantrace" not in chosen.split(","):
-        return start + f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; restart it with spantrace in that list{SAMPLED}"
+        left_out = f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; "
+        return start + left_out + "restart it with spantrace in that list" + SAMPLED
     if environment.get("SPANTRACE_DIR"):
         return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
     return (
