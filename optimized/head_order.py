@@ -1,7 +1,8 @@
-"""The order in which PyTorch norms a head on a GPU, for kernels that follow it: where it holds, and written out.
+"""The orders in which PyTorch and vLLM norm a head on a GPU, for kernels that follow them, and both written out.
 
 F.rms_norm's lanes add up four neighbouring squares each, 32 lanes by halves and then the warps; the weight is
-multiplied last.
+multiplied last. The lanes of vLLM's `rms_norm` add up the neighbours in 16 bytes each, and then pairs of lanes, of
+pairs and so on, as CUB's block reduction does; the weight is multiplied last, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,18 @@ def sizes(x: Tensor, width: int, rows: int) -> dict[str, Any]:
     }
 
 
+def sizes_in_pairs(x: Tensor, width: int, rows: int) -> dict[str, Any]:
+    """What a kernel in vLLM's order is compiled for: numbers of a lane, lanes, heads of a program, and who rounds."""
+    shape, vector = sizes(x, width, rows), 16 // x.element_size()
+    return {
+        "HEAD_DIM": width,
+        "VECTOR": vector,
+        "LANES": width // vector,
+        "ROWS": shape["ROWS"],
+        "ROUND_BY_HAND": shape["ROUND_BY_HAND"],
+    }
+
+
 def why_not_proven(dtype: torch.dtype, width: int, device: str) -> str | None:
     """Why the order is not known to hold for such heads."""
     proven = {torch.float16, torch.bfloat16} | ({torch.float32} if device == "cpu" else set())
@@ -57,6 +70,19 @@ def inverse_rms_in_order(wide: Tensor, epsilon: float) -> Tensor:
         total = (part.double() * part.double() + total.double()).float()
     mean = _by_halves(_by_halves(total).squeeze(-1)) * (1.0 / wide.shape[-1])
     return (mean + epsilon).rsqrt()
+
+
+def rms_norm_in_pairs(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """vLLM's `rms_norm` of x [..., n] by weight [n] or [..., n], n a power of two, in that order on any device."""
+    wide = x.float()
+    lanes = wide.unflatten(-1, (-1, 16 // x.element_size()))
+    total = torch.zeros_like(lanes[..., 0])
+    for part in lanes.unbind(-1):
+        total = (part.double() * part.double() + total.double()).float()
+    while total.shape[-1] > 1:
+        total = total[..., 0::2] + total[..., 1::2]
+    inverse = (total * (1.0 / x.shape[-1]) + epsilon).rsqrt()
+    return (weight.float() * (inverse * wide)).to(x.dtype)
 
 
 def _by_halves(parts: Tensor) -> Tensor:

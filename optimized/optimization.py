@@ -157,6 +157,7 @@ class Optimization:
     `live_switchable` one can be put on and taken off between any two steps, another one at the start only. `contest`
     is what it is timed on at given settings; a PINNED one says on which torch it was `proven`. In the built-in cycle
     it has hits with each of its `drafters` alone, and, where it `needs_states`, with a target that keeps some.
+    `captured` specifies the versions of vLLM whose graphs keep what they were captured with: there it is not live.
 
     For vLLM, `sources` holds the sha256 of the source text of every function that is replaced or relied on, by
     "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
@@ -183,6 +184,7 @@ class Optimization:
     vllm_switch: Callable[[], Switch] | None = None
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     upstream: str = ""
+    captured: str = ""
     methods: tuple[str, ...] = ()
     restores: str = ""
     evidence: str = ""
@@ -221,18 +223,14 @@ class Optimization:
             raise ValueError(f"{self.id}: a place with seams needs a switch, one without needs none")
         if unknown := in_vllm - set(self.sources):
             raise ValueError(f"{self.id}: no hash of the source of {', '.join(sorted(unknown))}")
-        if self.upstream and not is_specifier(self.upstream):
-            raise ValueError(f"{self.id}: {self.upstream!r} specifies no versions")
+        if wrong := [text for text in (self.upstream, self.captured) if text and not is_specifier(text)]:
+            raise ValueError(f"{self.id}: {wrong[0]!r} specifies no versions")
         if not (self.evidence or self.seams_at()):
             raise ValueError(f"{self.id}: it never fires in the {BUILT_IN}, so it must name its evidence")
 
     def seams_at(self, vllm: str | None = None) -> tuple[Seam, ...]:
         """The seams in the built-in cycle, or in the vLLM of that version."""
         return tuple(seam for seam in self.seams if seam.is_in(vllm))
-
-    def places(self) -> tuple[str, ...]:
-        """Where it can fire, each place once."""
-        return tuple(dict.fromkeys(seam.where for seam in self.seams))
 
     def versions(self) -> list[str]:
         """The vLLM versions whose sources it knows, oldest first."""
@@ -242,6 +240,10 @@ class Optimization:
     def is_upstream(self, vllm: str) -> bool:
         """Whether the vLLM of that version does the same by itself."""
         return bool(self.upstream) and vllm in SpecifierSet(self.upstream)
+
+    def is_live(self, vllm: str | None = None) -> bool:
+        """Whether it is switched between any two steps of the built-in cycle, or of the vLLM of that version."""
+        return self.live_switchable and not (vllm and self.captured and vllm in SpecifierSet(self.captured))
 
     def unmet(self, device: str | None = None) -> list[str]:
         """Why it cannot be applied here, or on one device of this machine: the requirements that do not hold."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optimized.cases import Case, Place
+from optimized.context_norm_rope import caching_reference
 from optimized.context_norm_rope.placing import STOCK_ROUNDING, place
 from optimized.head_order import inverse_rms_in_order, rms_norm_in_order
 from optimized.reference_cycle import attention
@@ -137,7 +138,7 @@ class Context:
 
 
 def cases() -> list[Case]:
-    """All layers and one, cells and whole rows, both roundings, every width, YaRN's table, idle rows, and 20 steps."""
+    """All layers and one, cells and whole rows, both roundings, every width, YaRN, idle rows, 20 steps, and pages."""
     small = Shape()
 
     def case(name: str, shape: Shape, steps: int = 1, dtype: str | None = None) -> Case:
@@ -161,4 +162,5 @@ def cases() -> list[Case]:
         case("half precision", replace(small, width=128), dtype="float16"),
         case("capacity reached", replace(small, start=33, accepted=(4,)), 3),
         case("20 steps", replace(small, columns=90), 20),
+        *caching_reference.cases(),
     ]

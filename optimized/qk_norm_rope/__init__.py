@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from optimized.late import late
 from optimized.optimization import Agreement, Optimization, needs_kernels, needs_package
+from optimized.qk_norm_rope.sources import FORWARD, MANAGER, SOURCES
 from optimized.seams import Seam
 
 if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 _DRAFTER = "optimized.reference_cycle.dflash:DFlashDrafter"
+_WHERE = "vllm >=0.26,!=0.27.*,<0.34"
 
 
 def _memory(settings: Settings) -> int:
@@ -25,7 +27,10 @@ OPTIMIZATION = Optimization(
     seed="TensorRT-LLM PR 13995",
     figure="two norms and a rotation a layer become one launch; no figure of its own is claimed there",
     targets=("draft.forward",),
-    seams=tuple(Seam(f"{_DRAFTER}.{method}") for method in ("block_heads", "forward")),
+    seams=(
+        *(Seam(f"{_DRAFTER}.{method}") for method in ("block_heads", "forward")),
+        *(Seam(owner, _WHERE) for owner in (FORWARD, MANAGER)),
+    ),
     requirements=(needs_package("torch"), needs_kernels()),
     guard="head norms, plain RoPE over whole heads, 16 bits a number on a GPU, and a context that is rotated equally",
     agreement=Agreement.PINNED,
@@ -33,7 +38,11 @@ OPTIMIZATION = Optimization(
     memory=_memory,
     live_switchable=True,
     switch=late("optimized.qk_norm_rope.switch:FusedHeads"),
+    vllm_switch=late("optimized.qk_norm_rope.vllm:FusedAttentionHeads"),
     cases=late("optimized.qk_norm_rope.reference:cases"),
+    sources=SOURCES,
+    captured=_WHERE.partition(" ")[2],
+    methods=("dflash", "dspark"),
     contest=late("optimized.qk_norm_rope.contest:contest"),
     drafters=("dflash",),
 )

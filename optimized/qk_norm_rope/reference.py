@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from optimized.cases import Case, Place
-from optimized.head_order import rms_norm_in_order
+from optimized.head_order import rms_norm_in_order, rms_norm_in_pairs
+from optimized.qk_norm_rope import pairs
 from optimized.qk_norm_rope.heads import norm_and_rotate
 from optimized.reference_cycle import attention
 from optimized.reference_cycle.attention import HeadNorms
@@ -99,6 +100,33 @@ class Block:
         return torch.randn(*size, generator=self.random).to(self.place.device, self.dtype)
 
 
+class InPairs(Block):
+    """The same in vLLM's order, by a table in the dtype of the heads."""
+
+    def reference(self) -> dict[str, Tensor]:
+        """That order written out."""
+        shape, norms = self.shape, self._pair()
+        queries, keys, _ = self.qkv.unflatten(-1, (-1, shape.width)).split(
+            (shape.heads, shape.kv_heads, shape.kv_heads), dim=1
+        )
+        turned = [
+            rotate_halves(rms_norm_in_pairs(part, weight, shape.epsilon), self.positions, norms.table.float())
+            for part, weight in ((queries, norms.query), (keys, norms.key))
+        ]
+        return {"queries": turned[0].flatten(1), "keys": turned[1].flatten(1)}
+
+    def fast(self) -> dict[str, Tensor]:
+        """In one launch."""
+        return dict(
+            zip(("queries", "keys"), pairs.norm_and_rotate(self.qkv, self.positions, self._pair()), strict=True)
+        )
+
+    def _pair(self) -> pairs.Pair:
+        shape, norms = self.shape, self.norms
+        table = norms.table.to(self.dtype)
+        return pairs.Pair(norms.query, norms.key, table, shape.heads, shape.kv_heads, shape.epsilon)
+
+
 def _named(parts: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
     return dict(zip(("queries", "keys", "values"), parts, strict=True))
 
@@ -107,8 +135,8 @@ def cases() -> list[Case]:
     """Every width of a head, one key head and as many as heads, huge and tiny numbers, the table's end, 20 steps."""
     small = Shape()
 
-    def case(name: str, shape: Shape, steps: int = 1, dtype: str | None = None) -> Case:
-        return Case(name, lambda place: Block(shape, place), steps, dtype)
+    def case(name: str, shape: Shape, steps: int = 1, dtype: str | None = None, kind: type[Block] = Block) -> Case:
+        return Case(name, lambda place: kind(shape, place), steps, dtype)
 
     return [
         case("all accepted", replace(small, advances=(5,)), 3),
@@ -126,4 +154,13 @@ def cases() -> list[Case]:
         case("half precision", Shape(width=128), dtype="float16"),
         case("capacity reached", replace(small, start=TABLE - 8, advances=(4,)), 3),
         case("20 steps", small, 20),
+        case("in pairs", small, 3, kind=InPairs),
+        case("in pairs, odd shapes", Shape(5, 3, 7, 1, 8), kind=InPairs),
+        case("in pairs, heads of 64", Shape(1, 8, 4, 2, 64), kind=InPairs),
+        case("in pairs, heads of 128", Shape(1, 8, 8, 2, 128), 2, kind=InPairs),
+        case("in pairs, heads of 256", Shape(1, 3, 4, 2, 256), kind=InPairs),
+        case("in pairs, huge numbers", Shape(width=64, extent=200.0), kind=InPairs),
+        case("in pairs, another epsilon", replace(small, epsilon=1e-2, extent=0.1), kind=InPairs),
+        case("in pairs, half precision", Shape(width=128), dtype="float16", kind=InPairs),
+        case("in pairs, 20 steps", small, 20, kind=InPairs),
     ]

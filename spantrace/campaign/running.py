@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import optimized
-from spantrace.campaign.plan import Arm
+from spantrace.campaign.plan import BUILT_IN, Arm
 from spantrace.campaign.store import Store, Window
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.journal import Journal, journal_path
 from spantrace.recording import Header, Recording
+from spantrace.vllm_adapter.launch import installed_version
 
 MOST_FAILURES_IN_A_ROW = 3
 _VARIES = frozenset({"batch"})
@@ -139,7 +140,8 @@ class _Alike:
     def _kind(self, arm: Arm) -> tuple[str, ...]:
         """The same for arms that differ by live switches alone; others may run in a configuration of their own."""
         switched = self._store.plan.switched(arm)
-        started_with = [name for name in switched if not optimized.discover()[name].live_switchable]
+        vllm = None if self._store.plan.target == BUILT_IN else installed_version()
+        started_with = [name for name in switched if not optimized.discover()[name].is_live(vllm)]
         return (arm.name if arm.restarts else "", *started_with)
 
 

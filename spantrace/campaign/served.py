@@ -14,7 +14,7 @@ from spantrace.campaign.plan import Arm, Plan
 from spantrace.campaign.server import ServerTarget
 from spantrace.campaign.store import Window
 from spantrace.errors import SpantraceError
-from spantrace.vllm_adapter.launch import choose
+from spantrace.vllm_adapter.launch import choose, installed_version
 from spantrace.vllm_adapter.servers import Server, engine_and_workers, find
 from spantrace.vllm_adapter.started import StartedServer, port_of_arguments
 
@@ -56,7 +56,8 @@ class ServedServer(ServerTarget):
 
     def live(self, arm: Arm) -> list[str]:
         """Those that can be switched while a server runs; it is started with the others."""
-        return [name for name in self._plan.switched(arm) if optimized.discover()[name].live_switchable]
+        vllm = installed_version()
+        return [name for name in self._plan.switched(arm) if optimized.discover()[name].is_live(vllm)]
 
     def port(self) -> int:
         """That of the plan's arguments."""

@@ -26,12 +26,16 @@ _STYLES = {"on": "green", "already upstream": "dim", "refused": "yellow"}
 
 @dataclass(frozen=True)
 class Listing:
-    """One optimization as it is somewhere: its state there, what it has counted, and what else there is to say."""
+    """One optimization as it is somewhere: its state there, what it has counted, and what else there is to say.
+
+    `vllm` is the version there, None in the built-in cycle.
+    """
 
     item: Optimization
     admission: Admission
     counted: Switched | None = None
     remarks: tuple[str, ...] = field(default=())
+    vllm: str | None = None
 
 
 @click.command("optimizations")
@@ -112,7 +116,7 @@ def _row(one: Listing) -> Row:
         "id": one.item.id,
         "state": state,
         "fires_in": _places(one.item),
-        "switched": "live" if one.item.live_switchable else "at start",
+        "switched": "live" if one.item.is_live(one.vllm) else "at start",
         "summary": one.item.summary,
         "why": one.admission.why,
     }
@@ -153,7 +157,8 @@ def _here() -> tuple[tuple[str, ...], list[Listing]]:
             absent = Admission(State.REFUSED, "vLLM is not installed in this environment")
             admissions.append(admit_here(item, vllm) if vllm else absent)
         best = next((one for one in admissions if one.state is State.APPLIES), admissions[0])
-        listings.append(Listing(item, best, None, tuple(one.why for one in admissions if one is not best)))
+        others, place = tuple(one.why for one in admissions if one is not best), None if item.seams_at() else vllm
+        listings.append(Listing(item, best, None, others, place))
     return ("built-in cycle", f"vLLM {vllm} in this environment" if vllm else "no vLLM in this environment"), listings
 
 
@@ -174,7 +179,8 @@ def _in_recording(path: Path) -> tuple[tuple[str, ...], list[Listing]]:
     server = header.get("server") or {}
     vllm, method = server.get("vllm"), server.get("method")
     counted = {one.id: one for one in switched(header)}
-    listings = [_then(item, vllm, method, counted.get(name)) for name, item in optimized.discover().items()]
+    found = [_then(item, vllm, method, counted.get(name)) for name, item in optimized.discover().items()]
+    listings = [replace(one, vllm=vllm) for one in found]
     about = [f"vLLM {vllm}" if vllm else "built-in cycle", *([f"method {method}"] if method else [])]
     return (path.name, *about), listings
 
@@ -214,7 +220,7 @@ def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[List
         answers[f"{member.role} {member.pid}"] = answer
     if not answers:
         raise SpantraceError(f"process {server.root} has no engine process of its own, or is still starting")
-    listings = [_now(item, answers) for item in optimized.discover().values()]
+    listings = [replace(_now(item, answers), vllm=server.vllm) for item in optimized.discover().values()]
     return (server.model(), f"vLLM {server.vllm}", ", ".join(answers)), listings
 
 

@@ -174,7 +174,7 @@ def _check_live(name: str) -> None:
     item = optimized.discover()[name]
     if item.vllm_switch is None:
         raise SpantraceError(f"{name} cannot be switched in a server: it fires in the {BUILT_IN} only")
-    if not item.live_switchable:
+    if not item.is_live(running_vllm() or None):
         raise SpantraceError(
             f"{name} cannot be switched live: what it replaces is captured in CUDA graphs, which would have to be "
             f"captured anew; restart the server with or without spantrace serve --optimize {name}"

@@ -1,0 +1,67 @@
+"""Queries and keys of a block, normed and rotated in one launch, in vLLM's order, and what that does not take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from optimized import launching
+from optimized.head_order import OPTIONS, sizes_in_pairs, why_not_proven
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What becomes of a layer's heads: norm weights [head_dim], cos | sin by position, and how many heads there are."""
+
+    query: Tensor
+    key: Tensor
+    table: Tensor
+    heads: int
+    kv_heads: int
+    epsilon: float
+
+
+def norm_and_rotate(qkv: Tensor, positions: Tensor, norms: Pair) -> tuple[Tensor, Tensor]:
+    """Queries [tokens, heads x head_dim] and keys of qkv [tokens, (heads + 2 kv_heads) head_dim], normed and rotated.
+
+    Positions are int64 [tokens]; `why_not` has no reason against these.
+    """
+    from optimized.qk_norm_rope import pair_kernels
+
+    tokens, width, heads = len(qkv), len(norms.query), norms.heads + norms.kv_heads
+    queries, keys = qkv.new_empty(tokens, norms.heads * width), qkv.new_empty(tokens, norms.kv_heads * width)
+    shape = sizes_in_pairs(qkv, width, tokens * heads)
+    arguments = {
+        "qkv": qkv,
+        "positions": positions,
+        "table": norms.table,
+        "query_norm": norms.query,
+        "key_norm": norms.key,
+        "queries": queries,
+        "keys": keys,
+        "rows": tokens * heads,
+        "qkv_row": qkv.stride(0),
+        "epsilon": norms.epsilon,
+        "HEADS": norms.heads,
+        "KEY_HEADS": norms.kv_heads,
+        **shape,
+    }
+    grid = (-(-tokens * heads // shape["ROWS"]),)
+    launching.launch(pair_kernels.norm_in_pairs_and_rotate, qkv.device.type, grid, arguments, **OPTIONS)
+    return queries, keys
+
+
+def why_not(qkv: Tensor, positions: Tensor, norms: Pair) -> str | None:
+    """Why these heads are not taken."""
+    width = len(norms.query)
+    parts = norms.query, norms.key, norms.table
+    objections = {
+        "only a part of each head rotates": norms.table.shape[1] != width,
+        "norms or rotary table are of another dtype than the heads": {part.dtype for part in parts} != {qkv.dtype},
+        "a norm or the rotary table is not dense": not all(part.is_contiguous() for part in parts),
+        "a head's numbers do not lie side by side": qkv.ndim != 2 or qkv.stride(-1) != 1,
+        "positions are not one number a token": positions.shape != qkv.shape[:1] or positions.stride(-1) != 1,
+    }
+    device, objection = qkv.device.type, next((reason for reason, holds in objections.items() if holds), None)
+    return launching.why_no_kernels(device) or objection or why_not_proven(qkv.dtype, width, device)
