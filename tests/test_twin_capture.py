@@ -1,0 +1,242 @@
+"""vLLM's own capture, with graphs and streams played: it runs as it would, then once more with marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+utils = pytest.importorskip("vllm.v1.worker.gpu.cudagraph_utils")
+
+from vllm.config.compilation import CUDAGraphMode  # noqa: E402
+
+from spantrace import graph_capture  # noqa: E402
+from spantrace.gpu_clock import GpuClock  # noqa: E402
+from spantrace.patching import Patch, plan  # noqa: E402
+from spantrace.vllm_adapter import marked_graphs, twin_capture  # noqa: E402
+from spantrace.vllm_adapter.graph_request import GRAPH_SPANS  # noqa: E402
+from spantrace.vllm_adapter.graph_sites import COMPILED, NOT_CALLED, OUTSIDE  # noqa: E402
+
+NAMES = ("embedding", "first_layers", "middle_layers", "last_layers")
+EMBEDDING, *GROUPS = (f"target.forward.{name}" for name in NAMES)
+LOGITS, REST = "target.forward.logits", "target.forward.output"
+SIZES = (8, 4, 2)
+
+
+class Graph:
+    """A CUDA graph: the marks that were recorded into it, and how often it was replayed."""
+
+    now: Graph | None = None
+
+    def __init__(self) -> None:
+        self.marks: list[Event] = []
+        self.calls = self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+class Event:
+    """An event, which only a capture may record here."""
+
+    def __init__(self, **asked: bool) -> None:
+        self.asked = asked
+
+    def record(self, stream: object = None) -> None:
+        assert Graph.now is not None, "a mark outside of a capture"
+        Graph.now.marks.append(self)
+
+
+@contextmanager
+def capturing(graph: Graph, *_: object, **__: object) -> Iterator[None]:
+    Graph.now = graph
+    try:
+        yield
+    finally:
+        Graph.now = None
+
+
+class VocabParallelEmbedding(torch.nn.Embedding):  # type: ignore[misc]
+    """Named as vLLM's."""
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, layers: int, embeds: bool = True) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(4, 2)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(layers))
+        self.embeds = embeds
+
+    def forward(self, tokens: Any) -> Any:
+        if Graph.now is not None:
+            Graph.now.calls += 1
+        x = self.embed_tokens(tokens) if self.embeds else torch.zeros(len(tokens), 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Manager(utils.CudaGraphManager):  # type: ignore[misc]
+    """vLLM's manager without a GPU's surroundings; its own capture is vLLM's."""
+
+    def __init__(self, profiling: bool = False) -> None:
+        self.device, self.pool, self.vllm_config, self.ubatch_runner = "cuda", None, None, None
+        self.graphs: dict[Any, Graph] = {}
+        self.use_breakable_cg = self._graphs_captured = False
+        self._capture_mem_samples = None
+        self._max_full_descs_to_capture = 2 if profiling else None
+        self._capture_descs = {
+            mode: [utils.BatchExecutionDescriptor(cg_mode=mode, num_tokens=size, num_reqs=size) for size in SIZES]
+            for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL)
+        }
+        self.ran: list[tuple[str, bool]] = []
+
+    def capture(self, model: Model, fails: Callable[[], bool] = lambda: False) -> None:  # type: ignore[override]
+        def create_forward_fn(desc: Any, warmup: bool) -> Callable[[Any], None]:
+            def forward(mode: Any) -> None:
+                self.ran.append((mode.name, warmup))
+                if fails():
+                    raise RuntimeError("out of memory")
+                model(torch.zeros(desc.num_tokens, dtype=torch.int64))
+
+            return forward
+
+        super().capture(create_forward_fn)
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs, events and streams of this file, and both captures wrapped as in a server that was asked."""
+    monkeypatch.setattr(utils, "graph_capture", lambda **_: nullcontext())
+    monkeypatch.setattr(utils, "capture_pool", lambda *_: nullcontext(), raising=False)
+    monkeypatch.setattr(utils, "current_stream", lambda: None, raising=False)
+    monkeypatch.setattr(utils, "is_global_first_rank", lambda: False)
+    for name, stand_in in {"CUDAGraph": Graph, "Event": Event, "graph": capturing, "synchronize": int}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Graph.now is not None)
+    monkeypatch.setattr(graph_capture, "empty_pair_ns", lambda: 1500.0)
+    monkeypatch.setattr(graph_capture, "replay_ms", lambda graph: (1.0, 1.01))
+    monkeypatch.setattr(marked_graphs, "kept", marked_graphs.Kept())
+    monkeypatch.setattr(twin_capture, "kept", marked_graphs.kept)
+    monkeypatch.setenv(GRAPH_SPANS, "1")
+    patches: list[Patch] = [
+        plan(utils.CudaGraphManager, "capture", twin_capture._twice),
+        plan(Manager, "capture", twin_capture._of_target),
+    ]
+    for patch in patches:
+        patch.install()
+    yield
+    for patch in reversed(patches):
+        assert patch.revert()
+
+
+def told() -> dict[str, Any]:
+    found = marked_graphs.told(object())
+    assert found is not None
+    return found
+
+
+def test_vllm_captures_first_and_then_the_full_graphs_once_more_with_marks() -> None:
+    manager, model = Manager(), Model(7)
+    manager.capture(model)
+    own = [("NONE", True), ("PIECEWISE", True)] * 3 + [("NONE", True), ("NONE", False)] * 3
+    assert manager.ran == own + [("NONE", True), ("NONE", False)] * 3
+    assert [desc.num_tokens for desc in manager.graphs] == list(SIZES)
+    assert set(manager._capture_descs) == {CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL}
+    assert all(graph.marks == [] for graph in manager.graphs.values())
+    assert manager._graphs_captured
+    parts = marked_graphs.kept.parts[manager]
+    assert [key.num_tokens for _, key, _ in parts.graphs] == list(SIZES)
+    for entries, key, graph in parts.graphs:
+        assert entries is manager.graphs
+        assert graph.plain is manager.graphs[key]
+        assert graph.marked is not graph.plain
+        assert graph.parts == (EMBEDDING, *GROUPS, REST)
+        assert graph.marked.marks == list(parts.events[:6])  # type: ignore[attr-defined]
+        assert graph.marked.calls == 1  # type: ignore[attr-defined]
+    assert parts.events[0].asked == {"enable_timing": True, "external": True}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert told() == {
+        "empty_ns": 1500.0,
+        "spans": {"target.forward": {"marks": 6, "graphs": 3, "plain_ms": 1.0, "marked_ms": 1.01}},
+        "missing": {LOGITS: OUTSIDE},
+    }
+
+
+def test_a_recording_replays_a_graph_with_marks_and_puts_vllms_own_back() -> None:
+    manager = Manager()
+    manager.capture(Model(3))
+    before = dict(manager.graphs)
+    clock = GpuClock([Event(), Event()], lambda: None)
+    times = marked_graphs.times(clock)
+    assert times is not None
+    patches = marked_graphs.replays(times)
+    for patch in patches:
+        patch.install()
+    desc = next(iter(before))
+    manager.run_fullgraph(desc)
+    assert before[desc].replays == 1
+    for patch in patches:
+        assert patch.revert()
+    assert manager.graphs == before
+
+
+def test_a_second_capture_that_fails_leaves_the_first_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    manager = Manager()
+    manager.capture(Model(3), fails=lambda: len(manager.ran) > 13)
+    assert [desc.num_tokens for desc in manager.graphs] == list(SIZES)
+    assert set(manager._capture_descs) == {CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL}
+    assert told()["missing"]["target.forward"] == "RuntimeError: out of memory"
+    assert told()["spans"] == {}
+    assert "target.forward cannot be timed: RuntimeError: out of memory" in caplog.text
+    assert marked_graphs.times(GpuClock([Event(), Event()], lambda: None)) is None
+
+
+def test_a_capture_of_vllm_that_fails_does_so_as_ever() -> None:
+    manager = Manager()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        manager.capture(Model(3), fails=lambda: len(manager.ran) > 7)
+
+
+def test_a_compiled_model_is_captured_once_and_refused_by_name() -> None:
+    manager, model = Manager(), Model(7)
+    model.do_not_compile = False
+    manager.capture(model)
+    assert len(manager.ran) == 12
+    refused = dict.fromkeys((EMBEDDING, *GROUPS), COMPILED)
+    assert told()["missing"].items() >= {**refused, LOGITS: OUTSIDE}.items()
+
+
+def test_what_a_graph_does_not_run_is_refused_by_name() -> None:
+    manager = Manager()
+    manager.capture(Model(7, embeds=False))
+    ((*_, graph), *_) = marked_graphs.kept.parts[manager].graphs
+    assert graph.parts == (*GROUPS, REST)
+    assert told()["missing"] == {EMBEDDING: NOT_CALLED, LOGITS: OUTSIDE}
+
+
+def test_a_capture_for_an_estimate_of_memory_is_left_alone() -> None:
+    manager = Manager(profiling=True)
+    manager.capture(Model(7))
+    assert len(manager.graphs) == 2
+    assert len(manager.ran) == 10
+
+
+def test_graphs_that_are_released_and_captured_anew_have_new_twins() -> None:
+    manager, model = Manager(), Model(3)
+    manager.capture(model)
+    manager.graphs.clear()
+    manager.capture(model)
+    graphs = marked_graphs.kept.parts[manager].graphs
+    assert [graph.plain for *_, graph in graphs] == list(manager.graphs.values())
+
+
+def test_a_manager_that_nobody_knows_captures_once() -> None:
+    manager = Manager()
+    plain = Manager.capture.__wrapped__  # type: ignore[attr-defined]
+    plain(manager, Model(3))
+    assert len(manager.ran) == 12
+    assert told()["spans"] == {}
