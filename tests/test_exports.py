@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from conftest import spantrace_program
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import BuiltinClock, Trace, TrackEvent
 from pyarrow import parquet as pyarrow_parquet
 from recordings import cycles_of, header, make_recording, spans_of
@@ -26,6 +25,7 @@ from spantrace.loading import load
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_NAMES, Kind, Track
 
+PROGRAM = str(Path(sys.executable).with_name("spantrace"))
 LATE = 1_800_000_000_123_456_789
 """A time that a float64 cannot hold."""
 SECRET = "/home/me/secret-key"
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_nothing(form: str, tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    command = [spantrace_program(), "export", str(tmp_path / "a"), "--to", form, "-o", str(tmp_path / "b")]
+    command = [PROGRAM, "export", str(tmp_path / "a"), "--to", form, "-o", str(tmp_path / "b")]
     told = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False)
     assert told.returncode == 2
     assert told.stderr.startswith("spantrace: cannot write ")
