@@ -44,7 +44,8 @@ def with_ranks(document: Document, whole: Recording, kinds: frozenset[Kind], ask
 
     found = rank_skew(whole, kinds)
     if found is None:
-        return document
+        traced = _traced_communication(whole, kinds)
+        return replace(document, facts=(*traced, *document.facts)) if traced else document
     alone = asked not in (None, ALL)
     which = (
         f"rank {asked} of {len(found.ranks)}" if alone else f"rank {found.slowest}, the slowest of {len(found.ranks)}"
@@ -77,6 +78,19 @@ def communication(found: Ranks) -> Fact:
     else:
         why = "communication runs on the GPU among the kernels of its spans and is not told apart"
     return Fact("ranks", (why, "a torch.profiler trace of one rank tells its kernels"))
+
+
+def _traced_communication(recording: Recording, kinds: frozenset[Kind]) -> list[Fact]:
+    """What communication takes on one rank's GPU, as another profiler's trace tells; nothing where it has none."""
+    from analyzers.per_cycle import measure
+    from analyzers.ranks import COMMUNICATION
+    from spantrace.spans import Track
+
+    cost = measure(recording, kinds).cost(COMMUNICATION, Track.GPU)
+    if cost is None:
+        return []
+    spent = f"its kernels take {number(cost.ms)} ms of a cycle on the GPU ({percent(cost.share)})"
+    return [Fact("communication", (spent, "what they wait for other ranks included"))]
 
 
 def _headline(found: Ranks) -> Headline:

@@ -33,6 +33,10 @@ _VLLM = re.compile(r"execute_context_(\d{1,9})\((?:sq)?(\d{1,9})[^)]*\)_generati
 _VLLM_BEFORE = re.compile(r"execute_new_(\d{1,9})_cached_(\d{1,9})(?!\d)")
 _SGLANG = re.compile(r"step\[(\w+) bs=(\d{1,9})(?!\d)(?: toks=(\d{1,9})(?!\d))?")
 _TENSORRT_LLM = re.compile(r"\[Executor\] _forward_step \d+: (\d{1,9}) ctx reqs,.* (\d{1,9}) gen reqs")
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|multimem|deep_ep|cross_device_reduce|all_?(reduce|gather)|reduce_?scatter", re.I
+)
+"""NCCL's kernels, and those by which vLLM, FlashInfer and PyTorch's symmetric memory do the same themselves."""
 VERIFY = "step[TARGET_VERIFY "
 _SYNCHRONIZE = re.compile(r"(cuda|cu|hip)(Stream|Event|Device|Ctx)Synchronize")
 
@@ -81,6 +85,11 @@ def span_of(name: str) -> int | None:
 def waits(name: str) -> bool:
     """Whether a CUDA call of this name does nothing but wait for the GPU."""
     return _SYNCHRONIZE.match(name) is not None
+
+
+def communicates(name: str) -> bool:
+    """Whether a kernel of this name exchanges data with the GPUs of other ranks; also where it does more than that."""
+    return _COMMUNICATION.search(name) is not None
 
 
 def launches_graph(name: str) -> bool:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from spantrace.importers.annotations import Batch, batch_of, span_of, waits
+from spantrace.importers.annotations import Batch, batch_of, communicates, span_of, waits
 from spantrace.importers.exported import recording_again
 from spantrace.importers.finding import Found, find_cycles
 from spantrace.importers.launching import Launched, launched
 from spantrace.importers.noting import counts, notes
 from spantrace.importers.ranges import Ranges, united
 from spantrace.importers.trace import Events, Trace
-from spantrace.naming import Ints, nested_in_own_kind
+from spantrace.naming import Flags, Ints, nested_in_own_kind
 from spantrace.recording import SCHEMA, Cycles, Header, Recording, Spans
 from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
 
@@ -38,7 +38,8 @@ def recording_of(trace: Trace) -> Recording:
     work = _within_the_cycles(work, found)
     lanes, parts = _host_parts(trace, found, host)
     for copies in (False, True):
-        gpu = _gpu_part(found, host, work, len(lanes), copies=copies)
+        said = None if copies else trace.named(work.kernels, communicates)
+        gpu = _gpu_part(found, host, work, len(lanes), said)
         if len(gpu.start):
             parts.append(gpu)
             lanes.append({"process": 0, "thread": f"GPU {_GPU_LANES[copies]}", "gpu": _GPU_LANES[copies]})
@@ -83,14 +84,19 @@ def _host_parts(trace: Trace, found: Found, host: Ranges) -> tuple[list[dict[str
     return lanes, parts
 
 
-def _gpu_part(found: Found, host: Ranges, work: Launched, lane: int, *, copies: bool) -> Spans:
-    """The GPU's time per span and cycle in kernels, or in copies, which are in no span but the cycle."""
-    rows, by = (work.copies, work.copies_by) if copies else (work.kernels, work.kernels_by)
+def _gpu_part(found: Found, host: Ranges, work: Launched, lane: int, said: Flags | None) -> Spans:
+    """The GPU's time per span and cycle in kernels, of which those in `said` are communication too; in copies if None.
+
+    Copies are in no span but the cycle.
+    """
+    rows, by = (work.copies, work.copies_by) if said is None else (work.kernels, work.kernels_by)
     at = rows.start.copy()
     at[by >= 0] = work.calls.start[by[by >= 0]]
     cycle = np.clip(np.searchsorted(found.start, at, side="right") - 1, 0, len(found.start) - 1)
     names, places = [np.full(len(rows), CYCLE)], [np.arange(len(rows))]
-    if not copies:
+    if said is not None:
+        names.append(np.full(int(said.sum()), SPAN_ID["communication"]))
+        places.append(np.flatnonzero(said))
         launches = np.flatnonzero(by >= 0)
         for span, which in host.enclosing(work.calls.thread[by[launches]], at[launches]):
             names.append(np.full(len(which), span))
