@@ -1,0 +1,142 @@
+"""A server with two ranks: every rank is recorded, cycles match, the slow rank is named, switches are everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from conftest import ACCEPTANCE
+from live import Witness, assert_clean, record
+from quiet import judged
+
+from analyzers.ranks import rank_skew
+from spantrace.ranks import of_rank, ranks, slowest
+from spantrace.recording import Recording
+from spantrace.spans import SPAN_ID, Kind, Track
+from spantrace.vllm_adapter.servers import find
+
+if TYPE_CHECKING:
+    from conftest import AskWitness, Serve
+    from cpu_server import CpuServer
+
+    from tests.conftest import Cli
+
+CHOSEN = "uniform-decode-metadata"
+DELAY_MS = 15.0
+OF_A_WORKER = (
+    "target.input_prep",
+    "target.metadata",
+    "target.metadata.attention",
+    "target.metadata.mamba",
+    "target.forward",
+    "sample",
+    "postprocess",
+    "draft.propose",
+    "draft.forward",
+    "communication",
+)
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> CpuServer:
+    """A hybrid target and its drafter on two ranks, a core for each, with an optimization on."""
+    two = {"extra_args": ("-tp", "2"), "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+    server = serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN, **two)
+    server.complete(prompts(4), max_tokens=48)
+    return server
+
+
+def prompts(streams: int) -> tuple[str, ...]:
+    """As many different prompts as streams."""
+    from cpu_server.client import PROMPTS
+
+    return PROMPTS[:streams]
+
+
+def forwards(recording: Recording, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """When target.forward begins and ends on a rank in each cycle, ns; one call a cycle."""
+    spans = of_rank(recording, rank, alone=True).spans
+    at = (spans.name == SPAN_ID["target.forward"]) & (spans.track == Track.HOST)
+    order = np.argsort(spans.cycle[at])
+    assert spans.cycle[at][order].tolist() == list(range(len(recording.cycles)))
+    return spans.start[at][order], spans.end[at][order]
+
+
+def test_all_ranks_are_recorded_and_their_cycles_match(server: CpuServer, tmp_path: Path) -> None:
+    before = server.speculation()
+    recording = record(server, tmp_path / "r.spantrace", lambda: server.complete(prompts(4), 48))
+    grown = server.speculation() - before
+    assert_clean(recording)
+    assert recording.header["left_out"]["partial"] == 0
+    assert recording.cycles.drafting.sum() == grown.drafts
+    assert tuple(recording.cycles.accepted.sum(axis=0)) == grown.accepted
+    assert list(ranks(recording.header)) == [0, 1]
+    assert [one["role"] for one in recording.header["processes"]] == ["worker", "worker", "engine"]
+    steady = recording.of_kind(Kind.STEADY)
+    for name in OF_A_WORKER:
+        first, second = (of_rank(steady, rank, alone=True).calls(name) for rank in (0, 1))
+        assert np.array_equal(first, second), name
+        assert first.min() > 0, name
+    (begin, end), (other_begin, other_end) = (forwards(steady, rank) for rank in (0, 1))
+    # They reduce together in it, so that no rank can leave it before the other one has come.
+    assert (begin < other_end).all()
+    assert (other_begin < end).all()
+
+
+def test_what_is_on_is_on_on_every_rank_and_counted_on_each(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "r.spantrace"
+    recording = record(server, path, lambda: server.complete(prompts(2), 48))
+    each = [recording.header["processes"][number]["optimizations"] for number in ranks(recording.header).values()]
+    assert [[one["id"] for one in counted] for counted in each] == [[CHOSEN]] * 2
+    hits = [counted[0]["hits"] for counted in each]
+    assert hits[0] == hits[1] > 0
+    printed = cli("report", str(path)).stdout
+    assert f"rank 0 {hits[0]:,}, rank 1 {hits[1]:,}" in " ".join(printed.split())
+
+
+@contextmanager
+def held_up(seer: Witness, pid: int) -> Iterator[None]:
+    """Each sampling of one process takes longer."""
+    seer.ask(pid, "hold_up_samples", DELAY_MS / 1e3)
+    try:
+        yield
+    finally:
+        seer.ask(pid, "hold_up_samples", 0.0)
+
+
+@pytest.mark.parametrize("slow", [1, 0])
+def test_a_rank_that_is_held_up_is_named(
+    server: CpuServer, witness: AskWitness, cli: Cli, slow: int, tmp_path: Path
+) -> None:
+    path, seer = tmp_path / "r.spantrace", witness(server)
+    workers = find(f":{server.port}", Path(server.environment["SPANTRACE_DIR"])).of_role("worker")
+    (pid,) = [member.pid for member in workers if member.place == f"TP{slow}"]
+
+    def measure() -> None:
+        with held_up(seer, pid):
+            recording = record(server, path, lambda: server.complete(prompts(2), 192), "--force")
+        assert_clean(recording)
+        assert slowest(recording) == slow
+        found = rank_skew(recording)
+        assert found is not None
+        assert found.longest == "sample"
+        assert found.longer == pytest.approx(DELAY_MS, rel=0.3)
+        assert found.behind is not None
+        assert found.behind > DELAY_MS / 2
+        (sample,) = [row for row in found.rows if row.name == "sample"]
+        assert sample.critical == slow
+        assert sample.critical_share is not None
+        assert sample.critical_share > 0.9
+
+    judged(measure)
+    assert f"RANK {slow} SLOWEST" in cli("report", str(path)).stdout
+    assert json.loads(cli("report", str(path), "--format", "json").stdout)["rank"] == slow
+    assert "SLOWEST" not in cli("report", str(path), "--rank", "0").stdout
+    every = cli("report", str(path), "--rank", "all").stdout
+    assert "\nrank 0 " in every
+    assert "\nrank 1 " in every
