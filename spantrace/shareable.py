@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spantrace.recording import Header
+from spantrace.spans import SPAN_NAMES
 from spantrace.switched import KEY
 
 TRACE = ("source", "cycles_by", "events", "kernels", "kernels_in_graphs", "graph_launches", "copies")
@@ -48,6 +49,7 @@ _PARTS = {
 }
 _PROCESS = ("pid", "role", "rank", "lost", "hook_errors", "gpu_skipped")
 _LANE = ("process", "thread", "gpu")
+_GRAPHS, _GRAPH = ("empty_ns",), ("marks", "plain_ms", "marked_ms")
 _OPTIMIZATION = ("id", "hits", "fallbacks", "errors")
 _LONGEST_TEXT, _LARGEST = 200, 1 << 62
 _NUMBERS = {
@@ -55,6 +57,8 @@ _NUMBERS = {
     *_OPTIMIZATION,
     *TRACE,
     *_PARTS["calibration"],
+    *_GRAPHS,
+    *_GRAPH,
     *_TOP,
     "process",
     "sm_mhz",
@@ -79,7 +83,22 @@ def shareable_header(header: Mapping[str, Any]) -> Header:
     found["left_out"] = {str(name): int(count) for name, count in (header.get("left_out") or {}).items()}
     for name, keys in (("processes", _PROCESS), ("lanes", _LANE), (KEY, _OPTIMIZATION)):
         found[name] = [_chosen(one, keys) for one in header.get(name) or [] if isinstance(one, dict)]
+    for process, told in zip(found["processes"], filter(_is_map, header.get("processes") or []), strict=True):
+        if _is_map(graphs := told.get("graph_spans")):
+            process["graph_spans"] = _graphs(graphs)
     return found
+
+
+def _graphs(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the graphs with marks what their figures need; not why a part has none, which is text of an error."""
+    spans = told.get("spans")
+    known = {name: spans[name] for name in SPAN_NAMES if name in spans} if isinstance(spans, dict) else {}
+    parts = {name: _chosen(one, _GRAPH) for name, one in known.items() if _is_map(one)}
+    return {**_chosen(told, _GRAPHS), "spans": parts}
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _chosen(part: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

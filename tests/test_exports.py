@@ -17,6 +17,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import BuiltinClock, Trace, TrackEvent
 from pyarrow import parquet as pyarrow_parquet
 from recordings import cycles_of, header, make_recording, spans_of
+from streamed import Server
 
 from spantrace.cli.export import FORMS
 from spantrace.cli.main import run
@@ -106,10 +107,12 @@ def rows_of(recording: Recording) -> list[tuple[Any, ...]]:
     return found
 
 
+TWO = Server(60, ranks=2).joined()
 RECORDINGS = {
     "gpu": make_recording(cycles=40),
     "no gpu": make_recording(kernels=None, cycles=30),
     "ranks": two_ranks(),
+    "joined ranks": TWO,
     "no span": Recording(header(), cycles_of([]), spans_of([])),
 }
 
@@ -251,6 +254,31 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     assert run(["export", str(tmp_path / "a"), "--to", form, "-o", str(tmp_path / "b")]) == 2
     assert f"--to {form} needs {package}; pip install 'spantrace[{form}]'" in capsys.readouterr().err
+
+
+def test_a_report_of_what_was_exported_is_that_of_the_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU, and of all ranks of a server."""
+    for recording, options in ((make_recording(kernels=None, cycles=60), ()), (TWO, ("--rank", "all"))):
+        recording.save(tmp_path / "a")
+        kineto.write(recording, tmp_path / f"a{kineto.SUFFIX}")
+        said = []
+        for name in ("a", f"a{kineto.SUFFIX}"):
+            assert run(["report", str(tmp_path / name), *options]) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0].replace("nvidia/", "") == said[1]
+        assert ("RANKS" in said[0]) == bool(options)
+
+
+def test_graphs_with_marks_keep_their_figures_and_no_text(tmp_path: Path) -> None:
+    figures = {"marks": 6, "plain_ms": 1.0, "marked_ms": 1.1}
+    spans = {"target.forward": {**figures, "x": SECRET}, SECRET: figures}
+    graphs = {"empty_ns": 3.5, "spans": spans, "missing": {"draft.forward": SECRET}}
+    recording = make_recording(cycles=10, processes=[{"pid": 1, "role": "Worker", "rank": 0, "graph_spans": graphs}])
+    kineto.write(recording, tmp_path / f"a{kineto.SUFFIX}")
+    told = load(tmp_path / f"a{kineto.SUFFIX}").header["processes"][0]["graph_spans"]
+    assert told == {"empty_ns": 3.5, "spans": {"target.forward": figures}}
 
 
 def test_ranks_come_back_from_kineto_form(tmp_path: Path) -> None:
