@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import BuiltinClock, TrackDescriptor, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import BuiltinClock, TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from spantrace.errors import SpantraceError
@@ -70,6 +70,7 @@ class _Packets:
     def clocks(self, monotonic: int, offset: int) -> None:
         """Say which clock the times are of, and what the wall clock showed at one of them."""
         packet = self._packet()
+        packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
         packet.clock_snapshot.primary_trace_clock = _MONOTONIC
         for clock, time in ((_MONOTONIC, monotonic), (_REALTIME, monotonic + offset)):
             packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=max(0, time))
