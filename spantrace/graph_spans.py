@@ -142,21 +142,24 @@ class GraphTimes:
         try:
             for key, replay in list(self._pending.items()):
                 last = replay.graph.events[len(replay.graph.parts)]
-                if last.query():
+                if last.query() and self._put(replay):
                     del self._pending[key]
-                    self._put(replay)
         except Exception as error:
             self._ended = True
             self._clock.failed(error)
 
-    def _put(self, replay: _Replay) -> None:
+    def _put(self, replay: _Replay) -> bool:
+        """Keep a replay's parts; False where its marks still have the times of an earlier one."""
         parts = replay.graph.parts
         at = [replay.opened.elapsed_time(event) * 1e6 for event in replay.graph.events[: len(parts) + 1]]
         self.reads += len(at)
+        if at[0] < 0 or at[-1] < at[0]:
+            return False
         for name, begin, end in zip(parts, at, at[1:], strict=False):
             if name:
                 stop = max(begin, end - self._empty_ns)
                 self._rows.put((SPAN_ID[name], replay.at_ns, round(begin), round(stop)))
+        return True
 
 
 class MarkedReplay:

@@ -159,6 +159,28 @@ def test_marks_that_have_not_passed_are_not_read_and_not_recorded_anew() -> None
     assert worker.rows() == []
 
 
+def test_times_of_an_earlier_replay_are_not_taken_for_those_of_the_last() -> None:
+    worker = Worker()
+    worker.patched().install()
+    for _ in range(EVERY + 1):
+        worker.cycle()
+    assert len(worker.rows()) == len(PARTS)
+    earlier = [event.at_ms for event in worker.graph.events]  # type: ignore[attr-defined]
+    for _ in range(EVERY - 1):
+        worker.cycle()
+    assert worker.replays()[1] == 2
+    times = [event.at_ms for event in worker.graph.events]  # type: ignore[attr-defined]
+    for event, at in zip(worker.graph.events, earlier, strict=True):
+        event.at_ms = at  # type: ignore[attr-defined]
+    worker.cycle()
+    assert worker.rows() == []
+    for event, at in zip(worker.graph.events, times, strict=True):
+        event.at_ms = at  # type: ignore[attr-defined]
+    worker.cycle()
+    assert len(worker.rows()) == len(PARTS)
+    assert worker.clock.errors == 0
+
+
 def test_without_a_recording_the_graphs_are_vllms_own() -> None:
     worker = Worker()
     patches = worker.patched()
@@ -319,8 +341,9 @@ def test_the_report_says_what_the_parts_are_of_the_graph_and_what_is_not_timed()
     facts = graph_facts(graph_parts(told_recording()))
     assert [fact.label for fact in facts] == ["graph parts", "not timed"]
     assert facts[0].parts == (
-        "draft.forward 0.68 of 0.69 ms, residual 0.6%, first mark 5.00 us after the launch, in 100 cycles with 4 marks"
-        ", which cost 8.00 us a replay at start and 8.00 us here (1.2%)",
+        "draft.forward 0.68 of 0.69 ms, residual 0.6%",
+        "in 100 cycles with 4 marks, the first 5.00 us after the launch",
+        "marks cost 8.00 us a replay at start, 8.00 us here (1.2%)",
     )
     assert facts[0].style == ""
     assert facts[1].parts == ("target.forward.logits: vLLM computes them after the graph, in sample",)

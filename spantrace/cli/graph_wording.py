@@ -14,19 +14,20 @@ GOAL = 0.015
 
 
 def graph_facts(found: GraphParts | None) -> list[Fact]:
-    """A line for each span's graphs, and one for what has no time of its own; none where nobody asked."""
+    """A line on what the parts of each span's graphs add up to, one on what is not timed; none where nobody asked."""
     if found is None:
         return []
-    sums = [Fact("graph parts", (_sum(one),), "yellow" if abs(one.residual) > GOAL else "") for one in found.sums]
+    facts = [Fact("graph parts", _sum(one), "yellow" if abs(one.residual) > GOAL else "") for one in found.sums]
     missing = tuple(f"{name}: {why}" for name, why in found.missing.items())
-    return [*sums, *([Fact("not timed", missing)] if missing else [])]
+    return [*facts, *([Fact("not timed", missing)] if missing else [])]
 
 
-def _sum(one: GraphSum) -> str:
-    text = f"{one.span} {number(one.parts_ms)} of {number(one.whole_ms)} ms, residual {one.residual:.1%}"
-    text += f", first mark {number(one.launch_us)} us after the launch, in {one.cycles:,} cycles with {one.marks} marks"
-    if one.start_cost_us is not None:
-        text += f", which cost {number(one.start_cost_us)} us a replay at start"
-    if one.cost_us is not None:
-        text += f"{',' if one.start_cost_us is None else ' and'} {number(one.cost_us)} us here"
-    return text if one.cost_share is None else f"{text} ({one.cost_share:.1%})"
+def _sum(one: GraphSum) -> tuple[str, ...]:
+    costs = [f"{number(one.start_cost_us)} us a replay at start"] if one.start_cost_us is not None else []
+    costs += [f"{number(one.cost_us)} us here"] if one.cost_us is not None else []
+    share = "" if one.cost_share is None else f" ({one.cost_share:.1%})"
+    return (
+        f"{one.span} {number(one.parts_ms)} of {number(one.whole_ms)} ms, residual {one.residual:.1%}",
+        f"in {one.cycles:,} cycles with {one.marks} marks, the first {number(one.launch_us)} us after the launch",
+        *([f"marks cost {', '.join(costs)}{share}"] if costs else []),
+    )

@@ -62,7 +62,7 @@ def test_the_parts_of_a_recorded_graph_add_up_to_it_and_the_report_says_what_mar
     drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.spantrace"
-    sizes = ["--layers", "12", "--hidden", "2048", "--vocab", "32768", "--batch", "8", "--context", "2048"]
+    sizes = ["--geometry", "qwen3-8b", "--layers", "12", "--batch", "16", "--context", "1024"]
     asked = ["run", "--device", "cuda", "--dtype", "bfloat16", "--drafter", drafter, "--cycles", "300", *sizes]
     assert run([*asked, "--graph-spans", "-o", str(path)]) == 0
     recording = load(path)
