@@ -50,7 +50,8 @@ class Looping:
         self._setup = setup
         self.recorder = Recorder(delays=stacks)
         self._call = self.recorder.wrap(sample, Site("sample", 0))
-        self.going, self.paused, self.resting = threading.Event(), threading.Event(), threading.Event()
+        self.going, self.resting = threading.Event(), False
+        self.gate = threading.Lock()
         self.profiled: list[Any] = []
         self.fresh = False
         self.calls = 0
@@ -61,10 +62,9 @@ class Looping:
         while not self.going.is_set():
             self._call()
             self.calls += 1
-            if self.paused.is_set():
-                self.resting.set()
-                while self.paused.is_set():
-                    self.going.wait(0.01)
+            if self.resting:
+                self.gate.acquire()
+                self.resting = False
         self.profiled.append(sys.getprofile())
         self.fresh = not hasattr(stack_sampler.thread_locals, "stack_sampler")
         sys.setprofile(None)
@@ -86,7 +86,6 @@ def looping(stacks: Stacks, setup: Callable[[], None] = lambda: None) -> Iterato
         yield one
     finally:
         one.going.set()
-        one.paused.clear()
         one.thread.join(10)
         assert not one.thread.is_alive()
 
@@ -145,15 +144,33 @@ def _recording(rows: Any) -> Recording:
     return Recording(header(lanes=[{"process": 0, "thread": "main"}]), cycles_of(times), spans)
 
 
-def test_a_thread_that_sleeps_is_left_when_it_wakes() -> None:
-    woken: list[bool] = []
-    stacks = Stacks(lambda: woken.append(True))
+def test_a_thread_that_sleeps_is_woken_to_be_left() -> None:
+    stacks = Stacks(lambda: loop.gate.release())
     with looping(stacks) as loop:
         stacks.begin("sample")
         loop.made(5)
+        loop.gate.acquire()
+        loop.resting = True
+        time.sleep(0.1)
         answer = stacks.end()
         assert answer["left"]
-        assert not woken
+        assert not loop.resting
+        loop.made(2)
+    assert loop.profiled == [None]
+
+
+def test_a_thread_that_nobody_wakes_is_left_once_it_wakes_by_itself() -> None:
+    stacks = Stacks()
+    with looping(stacks) as loop:
+        stacks.begin("sample")
+        loop.made(5)
+        loop.gate.acquire()
+        loop.resting = True
+        time.sleep(0.1)
+        assert not stacks.end()["left"]
+        loop.gate.release()
+        loop.made(2)
+        assert stacks.end()["left"]
     assert loop.profiled == [None]
 
 

@@ -13,23 +13,19 @@ if TYPE_CHECKING:
     from pyinstrument.session import Session
 
     from spantrace.explaining.conducting import Design, Explained
-    from spantrace.explaining.kernels import Kernel, KernelWindow
     from spantrace.explaining.tree import Node
-    from spantrace.explaining.within import SpanStacks, Window
+    from spantrace.explaining.within import SpanStacks
     from spantrace.recording import Recording
-
-TOP = 10
-"""Kernels of the span that people are shown; the JSON has all."""
-LONGEST_NAME = 44
 
 
 def show(design: Design, recording: Recording, explained: Explained, output: Path | None, form: Format) -> None:
     """Save the stacks and print all; SpantraceError, after that, where the samples are too few."""
+    from spantrace.cli.explained_kernels import kernels_of
     from spantrace.cli.wording import warn
     from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
     from spantrace.terminal import emit
 
-    stacks, kernels = explained.stacks, explained.kernels and _gpu(design, recording, explained)
+    stacks, kernels = explained.stacks, explained.kernels and kernels_of(design, recording, explained)
     documents = [_host(design, recording, explained, stacks, output)] if stacks else []
     if isinstance(kernels, Document):
         documents.append(kernels)
@@ -69,6 +65,7 @@ def _host(
 ) -> Document:
     from spantrace.cli.wording import configuration_line
     from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+    from spantrace.explaining.measured import cycle_ms, span_ms
     from spantrace.explaining.tree import nodes_of, session_of
     from spantrace.spans import Kind
 
@@ -79,7 +76,7 @@ def _host(
     if output:
         _save(session, output)
     nodes = nodes_of(session)
-    alone = _median_ms(recording, explained.before, design.span)
+    alone = span_ms(recording, explained.before, design.span)
     columns = (
         Column("function", "function"),
         Column("share", "share", write=percent),
@@ -97,7 +94,7 @@ def _host(
         "sampled_cycles": found.cycles,
         "covered": found.covered,
         "span_ms": alone,
-        "cycle_ms": {"before": _cycle_ms(recording, explained.before), "after": _cycle_ms(recording, explained.after)},
+        "cycle_ms": {"before": cycle_ms(recording, explained.before), "after": cycle_ms(recording, explained.after)},
         "left": found.left,
         "stacks": nodes,
     }
@@ -142,131 +139,13 @@ def _headline(design: Design, found: SpanStacks, nodes: tuple[Node, ...], alone:
 def _host_facts(
     recording: Recording, explained: Explained, found: SpanStacks, alone: float | None, output: Path | None
 ) -> list[Fact]:
+    from spantrace.cli.explained_kernels import latency
+
     sampled = found.ns / 1e6 / found.cycles
     parts = [f"{len(found.records):,} in {found.cycles:,} cycles, one in 0.1 ms at most"]
     parts += [f"they stand for {percent(found.covered)} of the span"]
     parts += [f"which took {number(sampled)} ms while it was sampled"] if alone is not None else []
-    facts = [Fact("samples", tuple(parts)), _latency(recording, explained)]
+    facts = [Fact("samples", tuple(parts)), latency(recording, explained)]
     if not found.left:
         facts.append(Fact("doubt", ("a sleeping thread keeps its profiler until it runs Python again",), "yellow"))
     return [*facts, *([Fact("saved", (str(output),))] if output else [])]
-
-
-def _latency(recording: Recording, explained: Explained) -> Fact:
-    before, after = (_cycle_ms(recording, window) for window in (explained.before, explained.after))
-    texts = [f"{number(ms)} ms" if ms is not None else "not known" for ms in (before, after)]
-    return Fact("cycle", (f"{texts[0]} before any profiler", f"{texts[1]} after the last one"))
-
-
-def _cycle_ms(recording: Recording, window: Window) -> float | None:
-    """The median period of a window's steady cycles."""
-    import numpy as np
-
-    from spantrace.explaining.conducting import in_window
-
-    period = recording.cycles.period[in_window(recording, window)]
-    period = period[period > 0]
-    return float(np.median(period)) / 1e6 if len(period) else None
-
-
-def _median_ms(recording: Recording, window: Window, span: str) -> float | None:
-    import numpy as np
-
-    from spantrace.explaining.conducting import in_window
-
-    if span == "cycle":
-        return _cycle_ms(recording, window)
-    found = recording.durations(span)[in_window(recording, window)]
-    found = found[~np.isnan(found)]
-    return float(np.median(found)) / 1e6 if len(found) else None
-
-
-def _gpu(design: Design, recording: Recording, explained: Explained) -> Document | str:
-    """The kernels, or why there is none."""
-    from spantrace.cli.wording import configuration_line
-    from spantrace.explaining.conducting import in_window
-    from spantrace.explaining.kernels import kernels_in
-    from spantrace.spans import Kind
-
-    assert explained.kernels is not None
-    window, answers = explained.kernels
-    chosen = in_window(recording, window)
-    found = kernels_in(recording, answers, chosen, design.span)
-    if found is None:
-        return _no_kernel(recording)
-    heading = (configuration_line(recording, frozenset({Kind.STEADY})),) if not design.host else ()
-    events = _events_ms(recording, chosen)
-    facts = [_busy(found, events), *([] if design.host else [_latency(recording, explained)])]
-    if found.unlaunched:
-        facts.append(Fact("doubt", (f"{found.unlaunched:,} kernels have no launch in the trace",), "yellow"))
-    return Document("explain", heading, _gpu_headline(design, found), _kernel_table(design, found), tuple(facts),
-                    {"kernels": found, "busy_by_events_ms": events})  # fmt: skip
-
-
-def _no_kernel(recording: Recording) -> str:
-    if recording.header.get("gpu"):
-        return "torch.profiler saw no kernel; another profiler may hold the GPU's counters, or nothing was launched"
-    return "there is no GPU here: torch.profiler sees operators of the CPU only, and no kernel"
-
-
-def _events_ms(recording: Recording, chosen: object) -> float | None:
-    """What event pairs say that the GPU is busy a cycle in the same cycles, at most, in ms."""
-    import numpy as np
-
-    from analyzers.co_saturation import gpu_busy
-
-    busy = gpu_busy(recording.only(np.asarray(chosen)))
-    return None if busy is None or np.isnan(busy).all() else float(np.nanmean(busy)) / 1e6
-
-
-def _gpu_headline(design: Design, found: KernelWindow) -> Headline:
-    own = next((one for one in found.spans if one.span == design.span), None)
-    if own is None:
-        return Headline(design.span, ("launches no kernel.",), "bold cyan")
-    launched = f"launches {number(own.launches)} times a cycle"
-    graphs = f", {number(own.graphs)} of these CUDA graphs of {number(own.nodes)} kernels" if own.graphs else ""
-    return Headline(
-        design.span,
-        (f"{launched}{graphs}. Its {number(own.kernels)} kernels keep the GPU busy for {number(own.ns / 1e6)} ms.",),
-        "bold cyan",
-    )
-
-
-def _busy(found: KernelWindow, events: float | None) -> Fact:
-    busy, period = found.busy / 1e6, found.period / 1e6
-    parts = [
-        f"{number(busy)} of {number(period)} ms a cycle in kernels, united over streams ({percent(busy / period)})"
-    ]
-    if events is not None:
-        parts.append(f"{number(events)} ms by event pairs in the same cycles: {events / busy - 1:+.1%}")
-    return Fact("GPU busy", (*parts, f"{found.cycles} cycles, slowed by the profiler"))
-
-
-def _kernel_table(design: Design, found: KernelWindow) -> Table:
-    from analyzers.span_table import depth
-
-    columns = (
-        Column("name", "launched in"),
-        Column("launches", "launches", write=number),
-        Column("graphs", "graphs", write=number, optional=True),
-        Column("kernels", "kernels", write=number),
-        Column("nodes", "in graphs", write=number, optional=True),
-        Column("ms", "GPU ms", write=number),
-        Column("share", "share", write=percent),
-        Column("bar", "", bar=True),
-    )
-    rows = []
-    for one in found.spans:
-        share = one.ns / found.period
-        cells: dict[str, Cell] = {"name": one.span, "launches": one.launches, "graphs": one.graphs}
-        cells |= {"kernels": one.kernels, "nodes": one.nodes, "ms": one.ns / 1e6, "share": share, "bar": share}
-        rows.append(Row(cells, "  " * depth(one.span) + one.span, "bold" if one.span == design.span else ""))
-        if one.span == design.span:
-            rows += [_kernel_row(kernel, depth(one.span), found.period) for kernel in found.top[:TOP]]
-    return Table(columns, tuple(rows))
-
-
-def _kernel_row(kernel: Kernel, depth: int, period: float) -> Row:
-    name = kernel.name if len(kernel.name) <= LONGEST_NAME else f"{kernel.name[: LONGEST_NAME - 3]}..."
-    cells: dict[str, Cell] = {"name": kernel.name, "kernels": kernel.calls, "ms": kernel.ns / 1e6}
-    return Row({**cells, "share": kernel.ns / period}, "  " * (depth + 1) + name, "dim", kernel.name)

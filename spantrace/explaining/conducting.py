@@ -13,7 +13,6 @@ from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.explaining.answering import BEGIN_KERNELS, BEGIN_STACKS, END_KERNELS, END_STACKS
 from spantrace.explaining.within import SpanStacks, Window, within
 from spantrace.frames import Frame
-from spantrace.naming import Flags
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_ID, SPAN_NAMES, Kind, Track
 
@@ -74,13 +73,6 @@ def conduct(design: Design, subject: Subject, progress: Callable[[int], None] = 
     stacks = _sampled(design, subject, progress) if design.host else None
     kernels = _traced(design, subject) if design.gpu else None
     return Explained(before, _measured(subject), stacks, kernels)
-
-
-def in_window(recording: Recording, window: Window) -> Flags:
-    """Which steady cycles lie wholly in a window, [cycles]."""
-    cycles = recording.cycles
-    found: Flags = (cycles.start >= window[0]) & (cycles.end <= window[1]) & (cycles.kind == Kind.STEADY)
-    return found
 
 
 def _measured(subject: Subject) -> Window:

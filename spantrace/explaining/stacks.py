@@ -25,7 +25,7 @@ from spantrace.wrapping import Flag
 INTERVAL_S = 0.0001
 MOST_SAMPLES = 200_000
 """In one window of one thread; then it is left."""
-LEAVE_S = 0.5
+LEAVE_S, BREATH_S = 0.5, 0.001
 MAIN = "main"
 WIDTH = 2
 """Integers of a sample: its time in CLOCK_MONOTONIC nanoseconds, and the number of its stack."""
@@ -101,8 +101,13 @@ class Stacks:
             sampler.stopping = True
 
     def _left(self, seconds: float) -> bool:
+        """Whether every thread is left, after waiting no longer than this; the sampled one may be this very thread."""
         deadline = time.monotonic() + seconds
-        return all(one.left.wait(max(0.0, deadline - time.monotonic())) for one in self._samplers.values())
+        while not all(one.left for one in self._samplers.values()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(BREATH_S)
+        return True
 
     def _lower(self) -> None:
         self._span = ""
@@ -119,7 +124,7 @@ class _Sampler:
 
     def __init__(self) -> None:
         self.stopping = False
-        self.left = threading.Event()
+        self.left = False
         thread = threading.current_thread()
         self._thread = MAIN if thread is threading.main_thread() else thread.name
         self._samples = array("q")
@@ -136,7 +141,7 @@ class _Sampler:
             self._sampler.has_warned_about_timing_overhead = True
             self._sampler.subscribe(self._see, desired_interval=INTERVAL_S, use_async_context=False)
         except Exception:
-            self.left.set()
+            self.left = True
             raise
 
     def frame(self) -> Frame:
@@ -169,7 +174,7 @@ class _Sampler:
             sys.setprofile(None)
             self._failure = self._failure or f"{type(error).__name__}: {error}"
         finally:
-            self.left.set()
+            self.left = True
 
 
 def _paths() -> list[str]:
