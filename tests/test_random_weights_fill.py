@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from spantrace.vllm_adapter.random_weights import fill  # noqa: E402
+from spantrace.errors import SpantraceError  # noqa: E402
+from spantrace.vllm_adapter.random_weights import fill, zero_attention  # noqa: E402
 
 
 class RMSNorm(nn.Module):
@@ -105,3 +106,33 @@ def test_ranks_agree_on_replicated_tensors_and_differ_in_shards() -> None:
     assert torch.equal(first.gate.weight, second.gate.weight)
     assert torch.equal(first.embed.weight, second.embed.weight)
     assert not torch.equal(first.column.weight, second.column.weight)
+
+
+class Attention(nn.Module):
+    pass
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.attn, self.o_proj = ColumnParallelLinear(64, 64), Attention(), RowParallelLinear(64, 64)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer, self.mlp = Block(), RowParallelLinear(64, 64)
+
+
+def test_the_output_of_one_attention_layer_is_zeroed_and_nothing_else() -> None:
+    layers = nn.ModuleList([Layer(), Layer(), Layer()])
+    fill(layers)
+    zero_attention(layers, 1)
+    zeroed = [name for name, parameter in layers.named_parameters() if name.endswith("weight") and not parameter.any()]
+    assert zeroed == ["1.mixer.o_proj.weight"]
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_a_layer_that_is_not_there_is_named(layer: int) -> None:
+    with pytest.raises(SpantraceError, match=f"zero_attention is {layer}, but the model has 3 attention layers"):
+        zero_attention(nn.ModuleList([Layer(), Layer(), Layer()]), layer)

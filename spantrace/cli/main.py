@@ -25,6 +25,7 @@ COMMANDS = {
     "toggle": "Switch optimizations of a live server.",
     "sensitivity": "Delay spans to see which the cycle waits for.",
     "optimizations": "Say which optimizations apply, are on or are refused.",
+    "probe": "Compare a live server's tokens with and without them.",
     "verify": "Judge optimizations against their references.",
     "bench": "Time optimizations against the code they replace.",
     "doctor": "Say what this machine can measure.",

@@ -76,9 +76,9 @@ class RunningLoad:
         self._result, self._said = (Path(self._folder.name) / name for name in ("result.json", "said.txt"))
 
     def __enter__(self) -> RunningLoad:
-        model, tokenizer = _served(self._url)
+        model, tokenizer = served(self._url)
         words = self._load.words(self._url, model, tokenizer, self._result)
-        self._before = _counters(self._url)
+        self._before = counters(self._url, _COUNTED)
         try:
             with self._said.open("wb") as said:
                 self._process = subprocess.Popen(
@@ -115,7 +115,7 @@ class RunningLoad:
         if code:
             said = self._said.read_text(errors="replace").strip().splitlines() or ["nothing"]
             raise SpantraceError(f"the load ended with code {code}, it said: {said[-1][:200]}")
-        return parse_result(self._result) | _cached(self._before, _counters(self._url))
+        return parse_result(self._result) | _cached(self._before, counters(self._url, _COUNTED))
 
 
 def parse_result(path: Path) -> dict[str, float]:
@@ -138,7 +138,7 @@ def _filled(word: str, known: Mapping[str, str]) -> str:
     return word
 
 
-def _served(url: str) -> tuple[str, str]:
+def served(url: str) -> tuple[str, str]:
     """The name under which a server serves its model, and the model's own."""
     answer = _get(f"{url}/v1/models")
     try:
@@ -148,12 +148,12 @@ def _served(url: str) -> tuple[str, str]:
         raise SpantraceError(f"{url} does not say which model it serves; is it a vLLM server?") from error
 
 
-def _counters(url: str) -> dict[str, float]:
-    """Cached tokens and completed requests so far, summed over engines."""
+def counters(url: str, names: Sequence[str]) -> dict[str, float]:
+    """What the server has counted so far under these names, summed over engines; 0 for one that it does not know."""
     samples: list[Sequence[str]] = [line.rsplit(" ", 1) for line in _get(f"{url}/metrics").splitlines()]
     return {
         name: sum(float(value) for label, value in samples if label.partition("{")[0] == name)
-        for name in _COUNTED
+        for name in names
     }  # fmt: skip
 
 

@@ -4,20 +4,26 @@ Norms are 1, biases 0, matrices N(0, 1 / fan-in), embeddings N(0, 1), so that ac
 layer changes the output: with `--load-format dummy` all logits are nearly equal and comparing outputs means nothing.
 Each tensor is drawn from a seed of its own, made of its name and, where tensor parallelism shards its layer, of the
 rank: a server started twice has the same model, ranks agree on replicated tensors and differ in shards.
+
+`--model-loader-extra-config '{"zero_attention": 0}'` zeroes the output projection of that attention layer, from 0: the
+model that `spantrace probe` must be able to tell from the whole one. `{"weights": "dummy"}` fills as vLLM's `dummy`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from spantrace.errors import SpantraceError
 
-LOAD_FORMAT = "spantrace-random"
+LOAD_FORMAT, ZERO_ATTENTION = "spantrace-random", "zero_attention"
+_OPTIONS = {ZERO_ATTENTION, "weights"}
+_ATTENTION = ("Attention", "MLAAttention")
 # Mamba2's own initialisation: how fast a state decays, and the range of its time step.
 DECAY = (1.0, 16.0)
 TIME_STEP = (1e-3, 1e-1)
@@ -25,10 +31,11 @@ TIME_STEP = (1e-3, 1e-1)
 
 def register() -> None:
     """Make the load format known to this process's vLLM."""
-    from vllm.config import ModelConfig
+    from vllm.config import LoadConfig, ModelConfig
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
     class RandomWeightsLoader(BaseModelLoader):  # type: ignore[misc]
         """Builds the model and fills it in place; reads no checkpoint."""
@@ -41,7 +48,13 @@ def register() -> None:
             if model_config.quantization:
                 why = f"{model_config.model} is quantised ({model_config.quantization})"
                 raise SpantraceError(f"{why}, which --load-format {LOAD_FORMAT} cannot imitate; serve it unquantised")
-            fill(model, get_tensor_model_parallel_rank())
+            options = _checked(self.load_config.model_loader_extra_config)
+            if options.get("weights") == "dummy":
+                DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(model, model_config)
+            else:
+                fill(model, get_tensor_model_parallel_rank())
+            if ZERO_ATTENTION in options:
+                zero_attention(model, options[ZERO_ATTENTION])
             _fuse_context_kv(model)
 
     register_model_loader(LOAD_FORMAT)(RandomWeightsLoader)
@@ -56,6 +69,37 @@ def fill(model: nn.Module, rank: int = 0) -> None:
             seed = f"{name}@{rank}" if _sharded(modules[path]) else name
             with torch.no_grad():
                 _initialize(parameter, leaf, modules[path], _generator(seed, parameter.device))
+
+
+def zero_attention(model: nn.Module, layer: int) -> None:
+    """Let the attention layer of that number, from 0, add nothing; SpantraceError where the model has no such layer."""
+    owners = [module for module in model.modules() if any(_is_attention(child) for child in module.children())]
+    if not 0 <= layer < len(owners):
+        raise SpantraceError(f"{ZERO_ATTENTION} is {layer}, but the model has {len(owners)} attention layers, from 0")
+    outputs = [child for child in owners[layer].children() if _is_row_parallel(child)]
+    if not outputs:
+        raise SpantraceError(f"{type(owners[layer]).__name__} has no output projection that could be zeroed")
+    with torch.no_grad():
+        for parameter in (one for output in outputs for one in output.parameters()):
+            parameter.zero_()
+
+
+def _checked(options: object) -> dict[str, Any]:
+    """The loader's extra configuration; SpantraceError for what it cannot mean."""
+    given = dict(options) if isinstance(options, Mapping) else {}
+    layer = given.get(ZERO_ATTENTION, 0)
+    if given.keys() - _OPTIONS or given.get("weights", "dummy") != "dummy" or type(layer) is not int:
+        known = f'{{"{ZERO_ATTENTION}": 0, "weights": "dummy"}}'
+        raise SpantraceError(f"--load-format {LOAD_FORMAT} understands {known}, not {given}")
+    return given
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return type(module).__name__ in _ATTENTION
+
+
+def _is_row_parallel(module: nn.Module) -> bool:
+    return any(base.__name__ == "RowParallelLinear" for base in type(module).__mro__)
 
 
 def _fuse_context_kv(model: nn.Module) -> None:

@@ -203,6 +203,38 @@ def _builder() -> Any:
     return sys.modules[_MAMBA].BaseMambaAttentionMetadataBuilder
 
 
+def _spoil_builds() -> None:
+    """Let uniform-decode-metadata, when it is switched on next, give each request the next one's states."""
+    from dataclasses import replace
+
+    from optimized.uniform_decode_metadata.vllm import Shortcut
+
+    right = Shortcut.sharing
+
+    def sharing(switch: Any, original: Any, *others: Any) -> Any:
+        compute = right(switch, original, *others)
+
+        @functools.wraps(compute)
+        def wrong(*arguments: Any, **named: Any) -> Any:
+            before = switch.counts.hits
+            built = compute(*arguments, **named)
+            if switch.counts.hits == before:
+                return built
+            return replace(built, state_indices_tensor_d=built.state_indices_tensor_d + 1)
+
+        return wrong
+
+    _mended.append(right)
+    Shortcut.sharing = sharing  # type: ignore[method-assign]
+
+
+def _mend_spoilt_builds() -> None:
+    """Undo `_spoil_builds`."""
+    from optimized.uniform_decode_metadata.vllm import Shortcut
+
+    Shortcut.sharing = _mended.pop()  # type: ignore[method-assign]
+
+
 _DSPARK = "vllm.v1.worker.gpu.spec_decode.dspark.speculator"
 _LOOP = "_sample_sequential"
 _drafts: list[list[Any]] = []
@@ -239,6 +271,8 @@ QUESTIONS = {
     "compare_drafts": _compare_drafts,
     "compared_drafts": lambda: _drafts,
     "mend_drafts": _mend_drafts,
+    "spoil_builds": _spoil_builds,
+    "mend_spoilt_builds": _mend_spoilt_builds,
     "compare_builds": _compare_builds,
     "compared_builds": lambda: (_builds[0], _different),
     "mend_builds": _mend_builds,
