@@ -189,6 +189,7 @@ def test_buckets_are_in_order_and_hold_what_is_below() -> None:
     exported(SERVER, look, Prometheus("127.0.0.1", port))
     rows = re.findall(r'spantrace_cycle_seconds_bucket\{kind="steady",le="([^"]+)"\} (\S+)', text[0])
     assert [float(le) for le, _ in rows] == sorted({*prometheus.BUCKETS, float("inf")})
+    assert max(len(le) for le, _ in rows) <= len("2.5e-06")
     counts = {float(le): float(count) for le, count in rows}
     assert counts[0.01] == 0 < counts[0.025] == counts[float("inf")], "a cycle takes 20 ms"
 
@@ -224,7 +225,8 @@ def test_a_dead_collector_stops_and_slows_nothing(
         live.close(complete=True)
         assert time.monotonic() - began < 8
     assert len(recording.cycles) == 30
-    assert live.told(recording) == [f"OTLP: the collector at {url[7:]} took 0 of {len(recording.spans.name):,} spans"]
+    sentence = f"took 0 of {len(recording.spans.name):,} spans; the recording holds all of them"
+    assert live.told(recording) == [f"OTLP: the collector at {url[7:]} {sentence}"]
     assert capfd.readouterr() == ("", "")
     assert not [one for one in threading.enumerate() if one.name == "spantrace-export"]
 

@@ -82,7 +82,9 @@ class Otlp:
 
     def told(self, recording: Recording) -> str:
         """How many spans the collector took."""
-        return f"OTLP: the collector at {self._place} took {self._sent:,} of {len(recording.spans.name):,} spans"
+        total = len(recording.spans.name)
+        rest = "; the recording holds all of them" if self._sent < total else ""
+        return f"OTLP: the collector at {self._place} took {self._sent:,} of {total:,} spans{rest}"
 
     def _work(self) -> None:
         while not (self._closing.is_set() and self._batches.empty()):

@@ -13,7 +13,7 @@ from spantrace.recording import Recording
 from spantrace.settling import Settled
 from spantrace.spans import SPAN_NAMES, Kind, Track
 
-BUCKETS = tuple(mantissa * 10.0**exponent for exponent in range(-6, 1) for mantissa in (1, 2.5, 5))
+BUCKETS = tuple(float(f"{mantissa}e{exponent}") for exponent in range(-6, 1) for mantissa in (1, 2.5, 5))
 """Upper bounds in seconds, from 1 us to 5 s."""
 
 
