@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -62,11 +63,13 @@ class Pass(Generic[Result]):
                 self._run()
         main.wait_stream(side)
         self._graph, self._result = self._record(self._run)
-        self._twin = marking.twin(self._graph, self._record, self._run)
+        again = partial(self._record, pool=self._graph.pool())
+        self._twin = marking.twin(self._graph, again, self._run)
 
-    def _record(self, run: Callable[[], Result]) -> tuple[Any, Result]:
+    def _record(self, run: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
+        """A graph of `run`, in the memory of another one of the same pass where its `pool` is given."""
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, stream=self._stream):
+        with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
             result = run()
         return graph, result
 
