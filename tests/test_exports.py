@@ -207,13 +207,6 @@ def test_times_that_perfetto_cannot_hold_are_one_error(tmp_path: Path, capsys: p
     assert not (tmp_path / "b").exists()
 
 
-def test_a_recording_without_cycles_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RECORDINGS["no span"].save(tmp_path / "a")
-    assert run(["export", str(tmp_path / "a"), "--to", "csv", "-o", str(tmp_path / "b")]) == 3
-    assert "holds no cycle" in capsys.readouterr().err
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_only_what_may_be_shared_is_exported(form: str, tmp_path: Path) -> None:
     recording = make_recording(

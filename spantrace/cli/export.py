@@ -41,8 +41,6 @@ def command(file: Path, form: str, output: Path | None, force: bool) -> None:
     recording: Recording = load(file)
     if samples_of(recording.header) is not None:
         raise SpantraceError(f"{file} is sampled, it holds no spans to export; record the server to export it")
-    if not len(recording.cycles):
-        raise SpantraceError(f"{file} holds no cycle, as one that was sampled: nothing to export", EXIT_NOT_COMPARABLE)
     exporter.write(recording, path)
     click.echo(f"{path}: {len(recording.cycles):,} cycles, {len(recording.spans.name):,} spans", err=True)
 
