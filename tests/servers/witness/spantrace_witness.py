@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import compared_models
+
 DIRECTORY = "SPANTRACE_WITNESS_DIR"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 STEP = "spantrace_step"
@@ -268,6 +270,7 @@ def _speculator() -> Any:
 
 
 QUESTIONS = {
+    **compared_models.QUESTIONS,
     "compare_drafts": _compare_drafts,
     "compared_drafts": lambda: _drafts,
     "mend_drafts": _mend_drafts,
