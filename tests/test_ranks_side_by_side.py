@@ -118,7 +118,7 @@ def test_the_section_names_the_slowest_in_the_report_and_is_not_in_that_of_one_r
     document = Document("report", (("line",),), Headline("WORD", ("It is so.",)), Table((Column("span", "span"),), ()))
     steady = frozenset({Kind.STEADY})
     both, one, every = (markdown(with_ranks(document, recording, steady, asked)) for asked in (None, "0", "all"))
-    assert "**RANK 1 SLOWEST.** The others wait for it in communication, up to 2.00 ms of a cycle (20%)." in both
+    assert "**RANK 1 SLOWEST.** The others wait for it in communication, up to 2.00 ms (20% of a cycle)." in both
     assert "rank 1, the slowest of 2" in both
     assert "SLOWEST" not in one
     assert "rank 0 of 2" in one

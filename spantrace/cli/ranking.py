@@ -96,15 +96,17 @@ def _traced_communication(recording: Recording, kinds: frozenset[Kind]) -> list[
 def _headline(found: Ranks) -> Headline:
     if found.behind is None:
         return Headline("RANKS", ("None of them has a target.forward in all of these cycles to compare.",), "bold")
-    late = f"{number(found.behind)} ms of a cycle ({percent(found.behind_share or 0.0)})"
+    late = f"{number(found.behind)} ms ({percent(found.behind_share or 0.0)} of a cycle)"
     known = bool(found.communication_calls)
     legend = (
         "begin, end: median ms between the first and the last rank to begin and to end a span; critical: which one "
         "ends it last, in how many cycles."
     )
+    if any(value is not None for row in found.rows for value in row.gpu):
+        legend += " GPU spans are apart by their own GPUs' clocks, each matched to the host's to some tens of us."
     if found.even:
-        how = "waits in communication" if known else "begins target.forward"
-        least = f"No rank holds the others up: the first and the last {how} within {late} of each other."
+        how = "what they wait in communication differs by" if known else "they begin target.forward within"
+        least = f"No rank holds the others up: {how} {late}."
         return Headline("RANKS EVEN", (least, legend), "bold green")
     waits = (
         f"The others wait for it in communication, up to {late}."

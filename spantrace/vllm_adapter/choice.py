@@ -42,10 +42,9 @@ def prepare(choice: str) -> None:
     names = [name for part in choice.split(",") if (name := part.strip())]
     try:
         refuse_stranger("optimized")
-        names = _admitted(choice)
-        _await(names)
+        _await(names := _admitted(choice))
     except Exception as error:
-        _refuse(names, error)
+        refuse(names, error)
 
 
 def running_vllm() -> str:
@@ -226,10 +225,11 @@ def _imported(name: str, module: str) -> None:
             optimized.revert()
         except SpantraceError as failure:
             _log.warning("spantrace: %s", failure)
-        _refuse(names, error)
+        refuse(names, error)
 
 
-def _refuse(names: list[str], error: Exception) -> None:
+def refuse(names: list[str], error: Exception) -> None:
+    """Note, and log once for all processes, that these are not on here and why."""
     why = str(error) if isinstance(error, SpantraceError) else f"{type(error).__name__}: {error}"
     _refused.update(dict.fromkeys(names, f"nothing was applied, because {why}"))
     if _TOLD not in os.environ:

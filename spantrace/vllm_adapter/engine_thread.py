@@ -26,13 +26,13 @@ _one_at_a_time = threading.Lock()
 def running_engine() -> Any:
     """The engine whose loop runs on this process's main thread; SpantraceError where there is none."""
     for _ in range(LOOKS):
-        if (found := _look()) is not None:
+        if (found := look()) is not None:
             return found
         time.sleep(BREATH_S)
     raise SpantraceError("no engine runs its loop in this process; it is still starting, or it ends")
 
 
-def _look() -> Any:
+def look() -> Any:
     """The engine by the frames of the main thread; None too where that thread left a frame while it was looked at."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:

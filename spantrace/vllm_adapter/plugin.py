@@ -126,6 +126,17 @@ def _open() -> None:
         atexit.register(_server.close)
     except Exception as error:
         _log.warning("spantrace: no control socket, this process cannot be recorded: %s", error)
+    if os.environ.get(choice.CHOICE):
+        _agree()
+
+
+def _agree() -> None:
+    try:
+        from spantrace.vllm_adapter import agreement
+
+        agreement.keep()
+    except Exception as error:
+        _log.warning("spantrace: whether the chosen optimizations are on on every rank is not known: %s", error)
 
 
 def _after_fork() -> None:

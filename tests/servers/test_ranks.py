@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from conftest import ACCEPTANCE
-from live import Witness, assert_clean, record
+from live import Witness, assert_clean, record, wait_until
 from quiet import judged
 
 from analyzers.ranks import rank_skew
+from spantrace.control import ask
 from spantrace.ranks import of_rank, ranks, slowest
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_ID, Kind, Track
@@ -140,3 +141,21 @@ def test_a_rank_that_is_held_up_is_named(
     every = cli("report", str(path), "--rank", "all").stdout
     assert "\nrank 0 " in every
     assert "\nrank 1 " in every
+
+
+def test_what_one_rank_cannot_apply_is_on_on_none(serve: Serve, tmp_path: Path) -> None:
+    marker = tmp_path / "refused"
+    two = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "SPANTRACE_WITNESS_REFUSES": str(marker)}
+    server = serve(method=None, target="nemotron", optimize=CHOSEN, extra_args=("-tp", "2"), env=two)
+    place = Path(server.environment["SPANTRACE_DIR"])
+    members = [one for one in find(f":{server.port}", place).members if one.role in ("engine", "worker")]
+    assert len(members) == 3
+    assert marker.exists()
+
+    def states() -> list[dict[str, Any]]:
+        return [ask(place, one.pid, {"type": "optimizations"}) for one in members]
+
+    wait_until(lambda: not any(one["on"] or one["waiting"] for one in states()), "all of them to be off")
+    whys = {one["refused"].get(CHOSEN) for one in states()}
+    assert whys == {"nothing was applied, because the witness refuses it in this process"}
+    server.stop()

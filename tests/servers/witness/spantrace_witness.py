@@ -22,6 +22,7 @@ from typing import Any
 import compared_models
 
 DIRECTORY = "SPANTRACE_WITNESS_DIR"
+REFUSE = "SPANTRACE_WITNESS_REFUSES"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 STEP = "spantrace_step"
 _Key = tuple[str, str]
@@ -31,6 +32,8 @@ def register() -> None:
     """Called by vLLM once in each of its processes."""
     directory = Path(os.environ[DIRECTORY])
     _log_observations(directory / f"{os.getpid()}.observed")
+    if marker := os.environ.get(REFUSE):
+        _refuse_in_one_worker(Path(marker))
     server = socketserver.ThreadingUnixStreamServer(str(directory / f"{os.getpid()}.sock"), _Answer)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="witness", daemon=True).start()
@@ -60,6 +63,26 @@ class _Answer(socketserver.StreamRequestHandler):
         name, *arguments = json.loads(self.rfile.readline())
         answer = QUESTIONS[name](*arguments)
         self.wfile.write(json.dumps(answer).encode())
+
+
+def _refuse_in_one_worker(marker: Path) -> None:
+    """Let the first worker that comes to apply an optimization fail at it."""
+    import optimized
+    from spantrace.errors import SpantraceError
+
+    right = optimized.apply
+
+    def apply(*arguments: Any, **named: Any) -> Any:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+        if parent.startswith("VLLM::EngineCore"):
+            try:
+                marker.touch(exist_ok=False)
+            except FileExistsError:
+                return right(*arguments, **named)
+            raise SpantraceError("the witness refuses it in this process")
+        return right(*arguments, **named)
+
+    optimized.apply = apply
 
 
 _remembered: dict[_Key, Any] = {}
