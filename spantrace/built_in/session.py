@@ -20,8 +20,8 @@ from spantrace.journal import Journal
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.switched import KEY
 from spantrace.vllm_adapter.description import gpu_description
+from spantrace.vllm_adapter.event_pool import make_gpu_clock
 from spantrace.vllm_adapter.gpu_state import gpu_states
-from spantrace.vllm_adapter.session import make_gpu_clock
 
 DRAIN_S = 1.0
 """How often rows go to the journal, between two cycles."""

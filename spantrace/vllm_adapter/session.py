@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
-from statistics import median
-from typing import Any
 
 from spantrace.control import Connection
 from spantrace.delays import Delays
 from spantrace.errors import SpantraceError
 from spantrace.explaining.answering import REQUESTS
 from spantrace.frames import Frame
-from spantrace.gpu_clock import GpuClock
 from spantrace.recorder import Recorder, cost_of_a_span
 from spantrace.vllm_adapter import choice, marked_graphs
 from spantrace.vllm_adapter.delaying import make_delays
 from spantrace.vllm_adapter.description import describe_server, gpu_of_this_process
+from spantrace.vllm_adapter.event_pool import BREATH_S, make_gpu_clock
 from spantrace.vllm_adapter.explaining import make_explainer
 from spantrace.vllm_adapter.holder import held_by
 from spantrace.vllm_adapter.hooks import hooks_for
@@ -29,11 +26,6 @@ DRAIN_S = 0.5
 HEALTH_S = 1.0
 PAUSE_S = 60.0
 LAST_EVENTS_S = 5.0
-BREATH_S = 0.0003
-"""Pause between two bits of work off the server's threads, so that they get the interpreter in between."""
-POOL = 12288
-"""Events for a thousand cycles, which are then read after the recording only."""
-CREATED_AT_ONCE = 16
 ROOM_BITS = 100
 
 
@@ -119,50 +111,6 @@ def vllm_version() -> str:
     """The running vLLM's version without its local part, "0" where it says none."""
     version = str(getattr(sys.modules.get("vllm"), "__version__", "0"))
     return version.partition("+")[0]
-
-
-_pool: list[Any] = []
-"""The process's timing events, kept for the next recording."""
-
-
-def make_gpu_clock() -> tuple[GpuClock | None, float | None]:
-    """A clock on this process's GPU and what recording one event costs in ns; (None, None) without a GPU."""
-    gpu = gpu_of_this_process()
-    if gpu is None:
-        return None, None
-    import torch
-
-    with torch.cuda.device(gpu):
-        side = torch.cuda.Stream()
-        while len(_pool) < POOL:
-            _pool.extend(_used_once(side) for _ in range(CREATED_AT_ONCE))
-            time.sleep(BREATH_S)
-        costs = [_time_record(event, side) for event in _pool[:200]]
-    return GpuClock(_pool, torch.cuda.current_stream, _record_event()), float(median(costs))
-
-
-def _record_event() -> Callable[[Any, Any], object]:
-    """What records an event on a stream: torch's class in C, under the one in Python that would look the stream up."""
-    import torch
-
-    record: Callable[[Any, Any], object] = super(torch.cuda.Event, torch.cuda.Event).record
-    return record
-
-
-def _used_once(stream: Any) -> Any:
-    """A timing event that has been recorded: torch creates the CUDA event at its first record."""
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event
-
-
-def _time_record(event: Any, stream: Any) -> int:
-    record = _record_event()
-    begin = time.perf_counter_ns()
-    record(event, stream)
-    return time.perf_counter_ns() - begin
 
 
 _busy = threading.Lock()

@@ -22,7 +22,7 @@ PRECISION_NS = 50_000
 
 
 def recorder() -> Recorder:
-    from spantrace.vllm_adapter.session import make_gpu_clock
+    from spantrace.vllm_adapter.event_pool import make_gpu_clock
 
     torch.ones(1 << 20, device="cuda").sum().item()
     clock, cost = make_gpu_clock()

@@ -30,7 +30,7 @@ from spantrace.graph_capture import empty_pair_ns, new_events, replay_ms  # noqa
 from spantrace.graph_spans import GraphTimes, MarkedGraph, Marks  # noqa: E402
 from spantrace.loading import load  # noqa: E402
 from spantrace.spans import PARENT, Kind, Track  # noqa: E402
-from spantrace.vllm_adapter.session import make_gpu_clock  # noqa: E402
+from spantrace.vllm_adapter.event_pool import make_gpu_clock  # noqa: E402
 
 DRAFTERS = ("dflash", "dspark")
 TARGET_PARTS = ("embedding", "first_layers", "middle_layers", "last_layers", "logits")
