@@ -27,6 +27,7 @@ _MARGIN_NS = 10**9
 """What a cycle may need of the time before it: the end of idleness, and whether the cycle before was in detail."""
 _MOST_KEPT = 1 << 26
 _HOST, _LATE = ("rows", "facts"), ("gpu", "parts")
+"""Parts of graphs are of no use before the GPU's rows that they are parts of, which come later."""
 _NEVER = 1 << 62
 
 
@@ -111,13 +112,17 @@ class Settling:
         late, self._late = self._late, []
         ready: list[Frame] = []
         times: list[Ints] = []
-        for frame in late:
-            rows = unpack_rows(frame)
-            now = rows[:, 1] < self._upto
+        reached: dict[Any, int] = {}
+        for frame in sorted(late, key=lambda frame: _LATE.index(frame["type"])):
+            kind, process, rows = frame["type"], frame["process"], unpack_rows(frame)
+            upto = self._upto if kind == "gpu" else min(self._upto, reached.get(process, -1) + 1)
+            now = rows[:, 1] < upto
             for chosen, there in ((now, ready), (~now, self._late)):
                 if chosen.any():
-                    there.append({"type": frame["type"], "process": frame["process"], **pack_rows(rows[chosen])})
-            times.append(rows[now, 1])
+                    there.append({"type": kind, "process": process, **pack_rows(rows[chosen])})
+            if kind == "gpu" and now.any():
+                times.append(rows[now, 1])
+                reached[process] = max(reached.get(process, -1), int(rows[now, 2].max()))
         if not ready:
             return
         moments = np.concatenate(times)

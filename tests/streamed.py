@@ -12,7 +12,7 @@ from spantrace.header import complete_header
 from spantrace.joining import join
 from spantrace.recording import Recording
 from spantrace.ring import as_array
-from spantrace.spans import SPAN_NAMES, GraphMode, Track
+from spantrace.spans import SPAN_ID, SPAN_NAMES, GraphMode, Track
 
 MS, S = 10**6, 10**9
 CYCLE, DRAIN = 20 * MS, S // 2
@@ -22,7 +22,10 @@ Found = tuple[int, str, int, int, int, int]
 
 
 class Server:
-    """An engine and `ranks` workers that decode `turns` cycles from `begin` on; GPU times are read `late` ns later."""
+    """An engine and `ranks` workers that decode `turns` cycles from `begin` on; GPU times are read `late` ns later.
+
+    The graph of target.forward has a marked part.
+    """
 
     def __init__(
         self, turns: int, *, ranks: int = 1, late: int | None = 8 * S, warmup: int = 3, begin: int = 100 * S
@@ -32,6 +35,7 @@ class Server:
         self._late, self._timed = late or 0, late is not None
         self.engine = Played("EngineCore", ENGINE)
         self.workers = [Played("Worker", WORKER + 10 * rank) for rank in range(ranks)]
+        self._parts: list[list[tuple[int, ...]]] = [[] for _ in self.workers]
         for step in range(1, turns + 1):
             at = begin + CYCLE * step + (2 * S if step > turns // 2 else 0)
             if step == turns // 2 + 1:
@@ -50,6 +54,8 @@ class Server:
                 if self._timed and name != "draft.propose":
                     first, last = here + begin * MS, here + end * MS
                     worker.timed(name, first, last, first + GPU_CLOCK, last + GPU_CLOCK)
+                    if name == "target.forward":
+                        self._parts[rank].append((SPAN_ID["target.forward.logits"], first + 7, 500, 900))
 
     def frames(self) -> Iterator[tuple[int, Frame]]:
         """Each frame with the time at which it comes."""
@@ -61,7 +67,8 @@ class Server:
         ended = max(end for _, _, end in self.engine.rows)
         for now in range(self._begin, ended + self._late + 2 * DRAIN, DRAIN):
             for index, one in enumerate(processes):
-                for frame in (*_drained(one, now, self._late), one.frames()[-2]):
+                parts = self._parts[index] if index < len(self._parts) else []
+                for frame in (*_drained(one, parts, now, self._late), one.frames()[-2]):
                     yield now, {**frame, "process": index}
         for index, one in enumerate(processes):
             yield ended + self._late + DRAIN, {**one.frames()[-1], "process": index}
@@ -72,8 +79,11 @@ class Server:
         return join(complete_header(self.header, frames), frames, partial=False)
 
 
-def _drained(one: Played, now: int, late: int) -> Iterator[Frame]:
-    """What a process sends at this time: what ended since it last did."""
+def _drained(one: Played, parts: list[tuple[int, ...]], now: int, late: int) -> Iterator[Frame]:
+    """What a process sends at this time: what ended since it last did, parts of graphs before their GPU rows."""
+    replayed = [part for part in parts if now - DRAIN <= part[1] < now]
+    if replayed:
+        yield {"type": "parts", **pack_rows(as_array([value for part in replayed for value in part], 4))}
     rows = [row for row in one.rows if now - DRAIN <= row[2] < now]
     facts = [fact for fact in one.facts if now - DRAIN <= _time(fact) < now]
     gpu = [row for row in one.gpu if now - DRAIN <= row[2] + late < now]

@@ -130,7 +130,10 @@ def test_each_cycle_is_a_trace_with_its_spans_inside() -> None:
         (root,) = [span for span in spans if not span.parent_span_id]
         assert root.name == "cycle"
         assert len({attributes(span)["spantrace.step"] for span in spans}) == 1
-        assert {span.parent_span_id for span in spans if span is not root} == {root.span_id}
+        names = {span.span_id: (span.name, attributes(span)["spantrace.track"]) for span in spans}
+        around = {span.name: names[span.parent_span_id] for span in spans if span is not root}
+        assert around.pop("target.forward.logits") == ("target.forward", "gpu")
+        assert set(around.values()) == {("cycle", "host")}
     first = attributes(min(collector.spans, key=lambda span: span.start_time_unix_nano))
     assert first["spantrace.kind"] == "WARMUP"
     assert first["spantrace.drafted"] == [1, 1]
