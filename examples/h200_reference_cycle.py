@@ -163,7 +163,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--geometry", default="qwen3-8b", choices=GEOMETRIES)
     parser.add_argument("--layers", type=int, help="layers of the target, where the whole one does not fit")
-    parser.add_argument("--drafter", default="dflash", choices=("dflash", "dspark"))
+    parser.add_argument("--drafter", default="dflash", choices=("dflash", "dspark", "eagle"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batches", default="1,8,32,64", type=_numbers)

@@ -46,7 +46,7 @@ class Verified:
             slot, length = settings.batch - 1 - row, max(prompt - row, 1)
             batch.place(row, slot, length, 0)
             batch.give_pages(row, 0, list(range(1 + slot * width, 1 + (slot + 1) * width)))
-            self.drafter.admit(row, slot, self._random(length, self.drafter.captured.shape[2]))
+            self.drafter.admit(row, slot, self._random(length, self.drafter.captured.shape[2]), [0] * length)
         batch.upload()
         self.ahead = Ahead(self.drafter)
         self._draw()

@@ -40,7 +40,7 @@ class Context:
         for row in range(busy):
             slot, length = settings.batch - 1 - row, max(prompt - row, 1)
             taps = self._random(length, settings.geometry.hidden)
-            self.drafter.admit(row, slot, taps)
+            self.drafter.admit(row, slot, taps, [0] * len(taps))
             self.switch.remember_prompt(self.drafter, row, slot, taps)
             self.history[slot] = self.drafter.project(taps)
             self.drafter.slots[row] = slot

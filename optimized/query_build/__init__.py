@@ -17,7 +17,7 @@ def _memory(settings: Settings) -> int:
     """Nothing where Triton's kernels run, else the ids to look up and two ranges, int64."""
     if settings.drafter == "none" or why_no_kernels(settings.device) is None:
         return 0
-    block = settings.speculative + (settings.drafter == "dflash")
+    block = 1 if settings.drafter == "eagle" else settings.speculative + (settings.drafter == "dflash")
     return 8 * (settings.batch + 1 + block + settings.speculative + 1)
 
 

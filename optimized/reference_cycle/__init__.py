@@ -1,4 +1,4 @@
-"""A small, complete speculative-decode cycle in PyTorch, DFlash or DSpark behind a paged target: stock, to be read.
+"""A small, complete speculative-decode cycle in PyTorch: DFlash, DSpark or EAGLE behind a paged target, stock.
 
 Start with `cycle.Cycle.step`.
 """

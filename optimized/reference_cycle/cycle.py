@@ -13,11 +13,16 @@ from optimized.reference_cycle.comparison import DraftLog
 from optimized.reference_cycle.dflash import DFlashDrafter
 from optimized.reference_cycle.drafter import Draft, Drafter
 from optimized.reference_cycle.dspark import DSparkDrafter
+from optimized.reference_cycle.eagle import EagleDrafter
 from optimized.reference_cycle.scheduler import Progress, Request, Scheduler
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import Target, TargetOutput
 
-DRAFTERS: dict[str, Callable[[Settings, Target, Batch], Drafter]] = {"dflash": DFlashDrafter, "dspark": DSparkDrafter}
+DRAFTERS: dict[str, Callable[[Settings, Target, Batch], Drafter]] = {
+    "dflash": DFlashDrafter,
+    "dspark": DSparkDrafter,
+    "eagle": EagleDrafter,
+}
 
 
 class Cycle:
@@ -65,7 +70,9 @@ class Cycle:
             request.tokens.append(first)
             self.batch.place(request.row, request.slot, len(request.prompt), first)
             self.proposals.admit(request.index, request.slot)
-            follows = self.drafter is not None and self.drafter.admit(request.row, request.slot, taps)
+            follows = self.drafter is not None and self.drafter.admit(
+                request.row, request.slot, taps, [*request.prompt[1:], first]
+            )
             request.drafting = follows or (self.drafter is not None and not self.proposals.from_drafter)
 
     def observe(self, output: TargetOutput) -> None:

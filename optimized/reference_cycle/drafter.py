@@ -1,8 +1,9 @@
-"""What both drafters share: the context they keep of accepted tokens, the block they ask with, and their order."""
+"""What the drafters share: the context they keep of accepted tokens, the block they ask with, and their order."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,8 +158,11 @@ class Drafter(ABC):
         rows = torch.arange(self.captured.shape[1], device=self.captured.device)
         return (rows < self.queries.counts.unsqueeze(1)).to(self.captured.dtype)
 
-    def admit(self, row: int, slot: int, taps: Tensor) -> bool:
-        """Remember a new request's prompt by its taps [tokens, taps * hidden]; False where it is too long to follow."""
+    def admit(self, row: int, slot: int, taps: Tensor, following: Sequence[int]) -> bool:
+        """Remember a new request's prompt by its taps [tokens, taps * hidden]; False where it is too long to follow.
+
+        `following` are the tokens behind each of the prompt's, the first new one included: for whoever reads them.
+        """
         follows = len(taps) <= self.settings.draft_context
         self.followed_slots[slot].fill_(slot if follows else self.batch.dummy)
         if follows:

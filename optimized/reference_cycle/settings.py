@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-DRAFTERS = ("dflash", "dspark")
-DrafterKind = Literal["dflash", "dspark", "none"]
+DRAFTERS = ("dflash", "dspark", "eagle")
+DrafterKind = Literal["dflash", "dspark", "eagle", "none"]
 
 
 @dataclass(frozen=True)

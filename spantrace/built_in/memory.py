@@ -81,7 +81,15 @@ def _dspark(settings: Settings) -> int:
     return shape.layers * (layer + _pool(settings, latent)) + markov + _asking(settings)
 
 
-_DRAFTERS = {"dflash": _dflash, "dspark": _dspark}
+def _eagle(settings: Settings) -> int:
+    shape, columns = settings.geometry, settings.draft_context + settings.speculative + 1
+    layer = shape.hidden * (3 * shape.heads + 4 * shape.kv_heads) * shape.head_dim
+    layer += _mlp(shape.hidden, shape.intermediate)
+    kept = 2 * settings.batch * columns * shape.kv_heads * shape.head_dim
+    return layer + kept + settings.batch * (settings.speculative + 1) * shape.hidden + _asking(settings)
+
+
+_DRAFTERS = {"dflash": _dflash, "dspark": _dspark, "eagle": _eagle}
 
 
 def _asking(settings: Settings) -> int:

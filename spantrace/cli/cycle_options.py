@@ -12,7 +12,7 @@ from spantrace.cli.options import MOST_DRAFTS, MOST_REQUESTS, MOST_TOKENS, devic
 if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
-DRAFTERS = ("dflash", "dspark", "none")
+DRAFTERS = ("dflash", "dspark", "eagle", "none")
 GEOMETRIES = ("tiny", "qwen3-8b", "nemotron-h", "kimi-k3-drafter")
 MOST_LAYERS, WIDEST, MOST_WORDS = 10_000, 1 << 20, 1 << 24
 

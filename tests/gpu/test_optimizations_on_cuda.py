@@ -74,7 +74,7 @@ def meet_the_second_stream() -> None:
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(("name", "drafter"), [(name, by) for name in FIRING for by in ("dflash", "dspark")])
+@pytest.mark.parametrize(("name", "drafter"), [(name, by) for name in FIRING for by in ("dflash", "dspark", "eagle")])
 def test_declared_memory_is_what_the_gpu_gives(name: str, drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pass, "__call__", lambda self: self._run())
     meet_the_second_stream()

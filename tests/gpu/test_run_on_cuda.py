@@ -30,7 +30,7 @@ from spantrace.loading import load  # noqa: E402
 from spantrace.recording import Recording  # noqa: E402
 from spantrace.spans import SPAN_ID, GraphMode, Kind, Track  # noqa: E402
 
-DRAFTERS = ("dflash", "dspark")
+DRAFTERS = ("dflash", "dspark", "eagle")
 TIMED = ("target.forward", "sample", "postprocess", "draft.context_kv", "draft.forward")
 BATCH, DRAFTS, CYCLES = 4, 7, 60
 SETTINGS = Settings(GEOMETRIES["tiny"], batch=BATCH, draft_length=DRAFTS, context=256, device="cuda", dtype="float32")

@@ -121,7 +121,7 @@ def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatc
     assert OPTIMIZATION.memory(small()) == 0
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle", "none"])
 def test_a_cycle_accepts_and_drafts_the_same(drafter: str) -> None:
     settings = small(drafter=drafter)
     mode = "drafter" if drafter == "none" else "forced"

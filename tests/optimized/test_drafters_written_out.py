@@ -1,4 +1,4 @@
-"""What the drafters say against both of them written out; faults that are made in every run alike are caught here."""
+"""What the drafters say against them written out; faults that are made in every run alike are caught here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from optimized.reference_cycle.comparison import Comparison, DraftLog, compare_d
 from optimized.reference_cycle.cycle import Cycle  # noqa: E402
 from optimized.reference_cycle.drafter import Draft, Drafter  # noqa: E402
 from optimized.reference_cycle.dspark import DSparkDrafter  # noqa: E402
+from optimized.reference_cycle.eagle import EagleDrafter  # noqa: E402
 from optimized.reference_cycle.geometry import DSparkShape, Rope  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402
 
@@ -39,6 +40,10 @@ GEOMETRIES = {
     "dspark states": WITH_STATES,
     "dspark yarn": replace(SMALL, dspark=replace(SMALL.dspark, rope=YARN)),
     "dspark rounded yarn": replace(SMALL, dspark=replace(SMALL.dspark, rope=ROUNDED)),
+    "eagle plain": SMALL,
+    "eagle states": WITH_STATES,
+    "eagle yarn": replace(SMALL, rope=YARN),
+    "eagle partial": replace(SMALL, rope=Rope(partial=0.5)),
     "dspark wide values": replace(SMALL, dspark=DSparkShape(3, 2, 12, 6, 10, 5, 24, 8)),
 }
 Patch = pytest.MonkeyPatch
@@ -56,7 +61,7 @@ def by_hand(settings: Settings) -> DraftLog:
     for index, length in sorted(run(settings, "forced")[1].drafts)[3::6]:
         text = prompts_for(settings)[index] + expected(settings)[index]
         _, taps = drafter.target.prefill(text[: length - 1], 0, pages)
-        words, logits = say(settings, drafter, taps, text[length - 1])
+        words, logits = say(settings, drafter, taps, text[1:length])
         log.drafts[index, length] = Draft(torch.tensor(words), logits)
     return log
 
@@ -188,6 +193,17 @@ def _whole_head_rotated(patch: Patch) -> None:
     patch.setattr(dflash, "rope_table", lambda given, *rest: table(replace(given, partial=1.0), *rest))
 
 
+def _halves_swapped(patch: Patch) -> None:
+    beside = EagleDrafter.layer_input
+    half = SMALL.hidden
+    patch.setattr(EagleDrafter, "layer_input", lambda *given: beside(*given).roll(half, -1))
+
+
+def _feature_not_added(patch: Patch) -> None:
+    decode = EagleDrafter.decode
+    patch.setattr(EagleDrafter, "decode", lambda self, step, word, feature: decode(self, step, word, feature) - feature)
+
+
 ANY = (_block_one_later, _positions_at_a_stand, _other_mask_token, _newest_forgotten)
 STRETCHED = (_dropped_scale, _unstretched, _other_bounds)
 FAULTS = [
@@ -198,6 +214,8 @@ FAULTS = [
     ("dflash causal windows", _never_causal),
     ("dflash sinks", _no_sinks),
     ("dflash partial", _whole_head_rotated),
+    *(("eagle plain", fault) for fault in (_block_one_later, _newest_forgotten, _halves_swapped, _feature_not_added)),
+    *(("eagle yarn", fault) for fault in (_unstretched, _other_bounds)),
 ]
 
 

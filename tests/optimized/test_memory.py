@@ -66,7 +66,12 @@ def test_a_tensor_counts_once_and_only_while_it_lives() -> None:
 @pytest.mark.parametrize("item", ALL.values(), ids=list(ALL))
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"batch": 1, "draft_length": 7, "dtype": "float16"}, {"drafter": "dspark", "draft_length": 1}],
+    [
+        {},
+        {"batch": 1, "draft_length": 7, "dtype": "float16"},
+        {"drafter": "dspark", "draft_length": 1},
+        {"drafter": "eagle"},
+    ],
     ids=str,
 )
 def test_what_is_alive_grows_by_the_declared_memory(item: Optimization, changes: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def drafted(drafter: str, positions: Any = None) -> tuple[Any, Any]:
     return cycle.drafter.draft_block().logits, own
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle"])
 def test_height_and_width_change_no_bit_of_a_draft_and_time_does(drafter: str) -> None:
     def rows(*given: Any) -> Any:
         return torch.stack([part.flatten() for part in given]).unsqueeze(1)

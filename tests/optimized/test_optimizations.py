@@ -187,7 +187,7 @@ VLLM_ONLY: dict[str, Any] = {
         {"seams": ()},
         {"seams": (Seam("a:B.c"), Seam("a:B.c"))},
         {"drafters": ()},
-        {"drafters": ("dflash", "eagle")},
+        {"drafters": ("dflash", "medusa")},
     ],
 )
 def test_a_wrong_declaration_is_refused(wrong: dict[str, Any]) -> None:
@@ -605,7 +605,7 @@ with_choices = pytest.mark.parametrize("ids", CHOICES, ids="+".join)
 
 
 @with_choices
-@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle", "none"])
 @pytest.mark.parametrize("geometry", [SMALL, WITH_STATES], ids=["attention", "states"])
 def test_tokens_and_drafts_are_the_same_on_and_off(drafter: str, geometry: Geometry, ids: list[str]) -> None:
     settings = small(geometry, drafter=drafter)
@@ -655,7 +655,7 @@ def test_all_of_them_with_other_attention(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("limit", [10, 17, 25])
-@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle"])
 def test_a_context_longer_than_the_drafter_holds(drafter: str, limit: int) -> None:
     settings = small(replace(SMALL, longest_draft_context=limit), drafter=drafter)
     _, log = run(settings, "forced")
@@ -799,7 +799,7 @@ def test_hits_are_cycles_and_a_revert_drops_the_graphs(monkeypatch: Patch) -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle"])
 def test_on_a_gpu_switches_take_effect_in_graphs_captured_anew(drafter: str) -> None:
     settings = small(WITH_STATES, drafter=drafter, device="cuda")
     _, log = run(settings, "forced")

@@ -105,7 +105,7 @@ def test_a_wrong_number_is_seen(fault: str) -> None:
     assert differing == expected[fault]
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle"])
 def test_drafts_of_a_cycle_are_equal_bit_by_bit(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small(drafter=drafter)
     off, log = run(settings, "forced")

@@ -14,12 +14,10 @@ from optimized.reference_cycle import attention  # noqa: E402
 from optimized.reference_cycle.acceptance import Continuation, Proposals  # noqa: E402
 from optimized.reference_cycle.cycle import Cycle, autoregressive, generate  # noqa: E402
 from optimized.reference_cycle.geometry import GEOMETRIES, Geometry, taps_of  # noqa: E402
-from optimized.reference_cycle.settings import Settings, describe  # noqa: E402
+from optimized.reference_cycle.settings import DRAFTERS, Settings, describe  # noqa: E402
 from optimized.reference_cycle.state_layer import StateLayer  # noqa: E402
 from optimized.reference_cycle.target import Target  # noqa: E402
 from spantrace.errors import SpantraceError  # noqa: E402
-
-DRAFTERS = ("dflash", "dspark")
 
 
 @pytest.mark.parametrize("mode", ["drafter", "continuation", "forced"])
@@ -261,7 +259,7 @@ def test_a_scaled_geometry_taps_the_same_depths() -> None:
     assert GEOMETRIES["tiny"].scaled(layers=2).taps == (0, 1)
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"draft_length": 0}, {"page_size": 0}, {"drafter": "eagle"}])
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"draft_length": 0}, {"page_size": 0}, {"drafter": "medusa"}])
 def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SpantraceError):
         small(**wrong)

@@ -17,13 +17,13 @@ from optimized.reference_cycle.cycle import Cycle  # noqa: E402
 from optimized.reference_cycle.dflash import DFlashDrafter  # noqa: E402
 from optimized.reference_cycle.drafter import Drafter  # noqa: E402
 from optimized.reference_cycle.dspark import DSparkDrafter  # noqa: E402
+from optimized.reference_cycle.eagle import EagleDrafter  # noqa: E402
 from optimized.reference_cycle.geometry import Geometry, Rope  # noqa: E402
 from optimized.reference_cycle.rope import rope_table  # noqa: E402
-from optimized.reference_cycle.settings import Settings  # noqa: E402
+from optimized.reference_cycle.settings import DRAFTERS, Settings  # noqa: E402
 
 CLOSE = 2e-5
 """Of logits of size 1 in float32, between runs that batch the same rows differently."""
-DRAFTERS = ("dflash", "dspark")
 Patch = pytest.MonkeyPatch
 
 
@@ -102,7 +102,7 @@ def _lag_context(patch: Patch) -> None:
 
         return advance_less
 
-    for kind in (DFlashDrafter, DSparkDrafter):
+    for kind in (DFlashDrafter, DSparkDrafter, EagleDrafter):
         patch.setattr(kind, "advance", lagging(kind.advance))
 
 
@@ -125,6 +125,8 @@ def _wrong_bonus(patch: Patch) -> None:
 def _rotate_context_wrongly(patch: Patch) -> None:
     patch.setattr(DFlashDrafter, "make_context", later(DFlashDrafter.make_context, 3))
     patch.setattr(DSparkDrafter, "project_rows", later(DSparkDrafter.project_rows, 2))
+    place = attention.place_context
+    patch.setattr(attention, "place_context", later(place, 1))
 
 
 def _unroll_context_rope(patch: Patch) -> None:
@@ -168,9 +170,61 @@ def _one_norm_for_all_layers(patch: Patch) -> None:
     patch.setattr(mla, "norm_and_rotate_latent", lambda raw, at, weight, table: norm(raw, at, weight.flip(0), table))
 
 
-BOTH = (_drop_last_accepted_row, _shift_block, _lag_context, _forget_last_tap, _wrong_bonus, _rotate_context_wrongly)
+def _tokens_of_their_own_rows(patch: Patch) -> None:
+    prepare = EagleDrafter.prepare_inputs
+
+    def unshifted(self: EagleDrafter, verdict: object) -> None:
+        prepare(self, verdict)
+        self.following.copy_(self.following.roll(1, 1))
+
+    patch.setattr(EagleDrafter, "prepare_inputs", unshifted)
+
+
+def _every_step_from_the_targets_feature(patch: Patch) -> None:
+    decode, first = EagleDrafter.decode, {}
+
+    def fixed(self: EagleDrafter, step: int, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        first[0] = features if step == 0 else first[0]
+        return decode(self, step, embedded, first[0])
+
+    patch.setattr(EagleDrafter, "decode", fixed)
+
+
+def _steps_blind_to_each_other(patch: Patch) -> None:
+    build = EagleDrafter.build_metadata
+
+    def blind(self: EagleDrafter) -> None:
+        build(self)
+        columns = torch.arange(self.step_mask.shape[-1])
+        drafted, own = columns >= self.visible_context.view(-1, 1, 1), columns == self.step_columns.unsqueeze(-1)
+        self.step_mask &= ~drafted | own
+
+    patch.setattr(EagleDrafter, "build_metadata", blind)
+
+
+def _first_row_leads(patch: Patch) -> None:
+    draft = EagleDrafter.draft_block
+
+    def led(self: EagleDrafter) -> object:
+        self.features.copy_(self.features[:, :1].expand_as(self.features).clone())
+        return draft(self)
+
+    patch.setattr(EagleDrafter, "draft_block", led)
+
+
+ALL = (_shift_block, _lag_context, _forget_last_tap, _wrong_bonus, _rotate_context_wrongly)
 FAULTS = [
-    *((drafter, fault) for fault in BOTH for drafter in DRAFTERS),
+    *((drafter, fault) for fault in ALL for drafter in DRAFTERS),
+    *((drafter, _drop_last_accepted_row) for drafter in ("dflash", "dspark")),
+    *(
+        ("eagle", fault)
+        for fault in (
+            _tokens_of_their_own_rows,
+            _every_step_from_the_targets_feature,
+            _steps_blind_to_each_other,
+            _first_row_leads,
+        )
+    ),
     *(("dflash", fault) for fault in (_unroll_context_rope, _causal_block)),
     *(("dspark", fault) for fault in (_no_markov, _no_upper_triangle, _pages_of_values, _one_norm_for_all_layers)),
 ]
@@ -224,7 +278,9 @@ def test_every_option_of_dflash_changes_the_drafts_and_stays_lossless(changes: d
 def test_yarn_with_and_without_truncation_scores_differently(drafter: str) -> None:
     def log(truncate: bool, factor: float) -> DraftLog:
         rope = Rope(theta=100.0, factor=factor, original_context=256, truncate=truncate)
-        geometry = replace(SMALL, dflash=replace(SMALL.dflash, rope=rope), dspark=replace(SMALL.dspark, rope=rope))
+        geometry = replace(
+            SMALL, dflash=replace(SMALL.dflash, rope=rope), dspark=replace(SMALL.dspark, rope=rope), rope=rope
+        )
         return logits_of(small(geometry, drafter=drafter))
 
     assert compare_drafts(log(True, 32.0), log(False, 32.0)).largest > 50 * CLOSE

@@ -214,7 +214,7 @@ def test_rotation_depends_on_distance_alone_and_keeps_the_unrotated_part() -> No
 
 
 @pytest.mark.parametrize("geometry", [SMALL, WITH_STATES], ids=["attention", "states"])
-@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle"])
 def test_passes_can_be_repeated_without_a_trace(
     drafter: str, geometry: Geometry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +227,7 @@ def test_passes_can_be_repeated_without_a_trace(
     assert compare_drafts(drafts, same_drafts).agrees()
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle", "none"])
 def test_each_span_is_recorded_once_a_cycle_inside_its_parent(drafter: str) -> None:
     settings = small(WITH_STATES, drafter=drafter)
     cycle = Cycle(settings)

@@ -86,7 +86,7 @@ def recorded(work: BuiltIn, path: Path) -> Recording:
         return journal.finish()
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle", "none"])
 def test_a_recording_holds_what_the_cycle_itself_counted(drafter: str, tmp_path: Path) -> None:
     work = BuiltIn(asked(drafter))
     steps = watched(work)
@@ -109,7 +109,7 @@ def test_a_recording_holds_what_the_cycle_itself_counted(drafter: str, tmp_path:
     assert set(cycles.graph_mode.tolist()) == {GraphMode.NONE}
 
 
-@pytest.mark.parametrize("drafter", ["dflash", "dspark", "none"])
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "eagle", "none"])
 def test_every_cycle_has_every_span_once_and_little_else(drafter: str) -> None:
     recording = record("--drafter", drafter)
     drafting = [name for name in SPAN_NAMES if name.startswith("draft.")]
@@ -313,7 +313,7 @@ BAD = [
     (["--accept", "1.5"], "acceptance must lie in 0..1, not be 1.5"),
     (["--accept", "0.5,0.4"], "acceptance by position takes 3 rates, not 2"),
     (["--accept", "0.5,0.6,0.4"], "acceptance cannot grow from one position to the next"),
-    (["--drafter", "eagle"], "Invalid value for '--drafter': 'eagle' is not one of"),
+    (["--drafter", "medusa"], "Invalid value for '--drafter': 'medusa' is not one of"),
     (["--geometry", "huge"], "Invalid value for '--geometry'"),
     (["--cycles", "0"], "Invalid value for '--cycles'"),
     (["-o", "there.spantrace"], "there.spantrace exists; choose another name or add --force"),

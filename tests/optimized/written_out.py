@@ -1,4 +1,4 @@
-"""Both drafters written out in float64, token by token and head by head, from their weights and the target's taps.
+"""The drafters written out in float64, token by token and head by head, from their weights and the target's taps.
 
 Nothing of the reference cycle is called: an error that is made in every run of its code, and so in both sides of a
 comparison of two runs, shows against this.
@@ -84,10 +84,10 @@ def block_of(settings: Any, embedding: Tensor, bonus: int, size: int) -> list[Te
     return [embedding[bonus].double()] + [embedding[settings.geometry.mask_token].double() for _ in range(size - 1)]
 
 
-def dflash(settings: Any, drafter: Any, taps: Tensor, bonus: int) -> Drafts:
-    """What a DFlash drafter says after a context with these taps and the newest token behind it."""
+def dflash(settings: Any, drafter: Any, taps: Tensor, following: list[int]) -> Drafts:
+    """What a DFlash drafter says after a context with these taps, `following` being the token behind each of it."""
     shape, count = settings.geometry.dflash, settings.draft_length
-    context, stream = context_of(drafter, taps), block_of(settings, drafter.target.embedding, bonus, count + 1)
+    context, stream = context_of(drafter, taps), block_of(settings, drafter.target.embedding, following[-1], count + 1)
     for index, layer in enumerate(drafter.layers):
         normed = [norm(x, layer.attention_norm) for x in stream]
         for token, answer in enumerate(_dflash_attention(shape, index, layer, context, normed)):
@@ -129,10 +129,10 @@ def _dflash_attention(shape: Any, index: int, layer: Any, context: list[Tensor],
     return seen
 
 
-def dspark(settings: Any, drafter: Any, taps: Tensor, bonus: int) -> Drafts:
+def dspark(settings: Any, drafter: Any, taps: Tensor, following: list[int]) -> Drafts:
     """What a DSpark drafter says: a block without a window, then the Markov chain, token by token."""
     shape, count = settings.geometry.dspark, settings.draft_length
-    context, stream = context_of(drafter, taps), block_of(settings, drafter.target.embedding, bonus, count)
+    context, stream = context_of(drafter, taps), block_of(settings, drafter.target.embedding, following[-1], count)
     size = shape.latent + shape.rope_dim
     for index, layer in enumerate(drafter.layers):
         normed = [norm(x, layer.attention_norm) for x in stream]
@@ -140,7 +140,7 @@ def dspark(settings: Any, drafter: Any, taps: Tensor, bonus: int) -> Drafts:
         for token, answer in enumerate(_mla(shape, matrix, layer, context, normed)):
             stream[token] = stream[token] + times(layer.output, answer)
             stream[token] = stream[token] + mlp(layer, norm(stream[token], layer.mlp_norm))
-    tokens, logits, previous = [], [], bonus
+    tokens, logits, previous = [], [], following[-1]
     for x in stream:
         bias = times(drafter.markov_out, drafter.markov_in[previous].double())
         logits.append(times(drafter.target.head, norm(x, drafter.norm)) + bias)
@@ -174,3 +174,43 @@ def _mla(shape: Any, matrix: Tensor, layer: Any, context: list[Tensor], block: l
             answers.append(sum(share * value for share, value in zip(shares, values, strict=True)))
         seen.append(torch.cat(answers))
     return seen
+
+
+def eagle(settings: Any, drafter: Any, taps: Tensor, following: list[int]) -> Drafts:
+    """What an EAGLE drafter says: of each token behind a feature, its own among them, one after another."""
+    shape, embedding = settings.geometry, drafter.target.embedding
+    features, words = context_of(drafter, taps), list(following)
+    logits: list[Tensor] = []
+    while len(logits) < settings.draft_length:
+        x = [
+            torch.cat((norm(embedding[word].double(), drafter.token_norm), norm(feature, drafter.feature_norm)))
+            for word, feature in zip(words, features, strict=True)
+        ]
+        stream = features[-1] + times(drafter.output, _decoder_attention(shape, drafter, x))
+        stream = stream + mlp(drafter, norm(stream, drafter.mlp_norm))
+        logits.append(times(drafter.target.head, norm(stream, drafter.norm)))
+        features.append(stream)
+        words.append(int(logits[-1].argmax()))
+    return words[len(following) :], torch.stack(logits)
+
+
+def _decoder_attention(shape: Any, drafter: Any, x: list[Tensor]) -> Tensor:
+    """Of the last of x, all heads side by side."""
+    width, half = shape.head_dim, int(shape.head_dim * shape.rope.partial) // 2
+
+    def head(position: int, number: int) -> Tensor:
+        return times(drafter.qkv[number * width : (number + 1) * width], x[position])
+
+    def rotated(position: int, number: int, weight: Tensor) -> Tensor:
+        turns = angles(shape.rope, 2 * half, position)
+        return turned(norm(head(position, number), weight), lambda pair: (pair, pair + half), turns)
+
+    answers = []
+    for number in range(shape.heads):
+        kv, last = shape.heads + number // (shape.heads // shape.kv_heads), len(x) - 1
+        query = rotated(last, number, drafter.norms.query)
+        keys = [rotated(position, kv, drafter.norms.key) for position in range(len(x))]
+        shares = softmax([float(query @ key) / math.sqrt(width) for key in keys])
+        values = [head(position, kv + shape.kv_heads) for position in range(len(x))]
+        answers.append(sum(share * value for share, value in zip(shares, values, strict=True)))
+    return torch.cat(answers)
