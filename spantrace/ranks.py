@@ -37,13 +37,13 @@ def counts_by_rank(header: Mapping[str, Any]) -> dict[str, dict[int, Mapping[str
 def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recording:
     """The recording with this rank's spans and, unless it is to be `alone`, the engine's; its GPU is the header's.
 
-    SpantraceError where there is no such rank.
+    One that names no ranks is rank 0. SpantraceError where there is no such rank.
     """
     known = ranks(recording.header)
-    if rank not in known:
-        there = f"it has rank {', '.join(map(str, known))}" if known else "it has no ranks"
-        raise SpantraceError(f"the recording has no rank {rank}: {there}")
-    if len(known) == 1:
+    if rank not in (known or {0}):
+        there = ", ".join(map(str, known or {0}))
+        raise SpantraceError(f"the recording has no rank {rank}, only rank{'s' * (len(known) > 1)} {there}")
+    if len(known) < 2:
         return recording
     process = [int(lane["process"]) for lane in recording.header["lanes"]]
     wanted = [number == known[rank] or (number not in known.values() and not alone) for number in process]
