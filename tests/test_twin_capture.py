@@ -11,14 +11,23 @@ import pytest
 torch = pytest.importorskip("torch")
 utils = pytest.importorskip("vllm.v1.worker.gpu.cudagraph_utils")
 
+from test_gpu_clock import Device  # noqa: E402
+from test_gpu_clock import Event as Timed  # noqa: E402
 from vllm.config.compilation import CUDAGraphMode  # noqa: E402
 
 from spantrace import graph_capture  # noqa: E402
+from spantrace.frames import packed, unpack_rows  # noqa: E402
 from spantrace.gpu_clock import GpuClock  # noqa: E402
+from spantrace.graph_spans import EVERY, MarkedGraph  # noqa: E402
 from spantrace.patching import Patch, plan  # noqa: E402
+from spantrace.recorder import Recorder  # noqa: E402
+from spantrace.spans import SPAN_NAMES  # noqa: E402
 from spantrace.vllm_adapter import marked_graphs, twin_capture  # noqa: E402
 from spantrace.vllm_adapter.graph_request import GRAPH_SPANS  # noqa: E402
 from spantrace.vllm_adapter.graph_sites import COMPILED, NOT_CALLED, OUTSIDE  # noqa: E402
+from spantrace.vllm_adapter.hooks import hooks_for  # noqa: E402
+from spantrace.vllm_adapter.installation import Installation  # noqa: E402
+from spantrace.vllm_adapter.probes import Probes  # noqa: E402
 
 NAMES = ("embedding", "first_layers", "middle_layers", "last_layers")
 EMBEDDING, *GROUPS = (f"target.forward.{name}" for name in NAMES)
@@ -184,6 +193,54 @@ def test_a_recording_replays_a_graph_with_marks_and_puts_vllms_own_back() -> Non
     assert manager.graphs == before
 
 
+def test_recorded_replays_have_their_parts_in_the_rows_of_their_own_launch() -> None:
+    """vLLM's own replay, hooked as in a recording; the events are played, and pass as soon as they are recorded."""
+    manager, device = Manager(), Device()
+    device.lag_ms = 0.0
+    manager.capture(Model(3))
+    before, (desc, *_) = dict(manager.graphs), manager.graphs
+    ((_, _, twin), *_) = [one for one in marked_graphs.kept.parts[manager].graphs if one[1] is desc]
+    pass_marks(twin, device)
+    recorder = Recorder(gpu=GpuClock([Timed(device) for _ in range(129)], lambda: "stream"))
+    assert recorder.gpu is not None
+    installation = Installation(recorder, Probes(recorder, lambda runner: None))
+    target = f"{twin_capture.MANAGERS}:CudaGraphManager.run_fullgraph"
+    installation.plan(hook for hook in hooks_for("0.33.0") if hook.target == target)
+    manager.run_fullgraph(desc)
+    assert before[desc].replays == 1
+    installation.install()
+    for _ in range(2 * EVERY + 1):
+        recorder.gpu.new_cycle()
+        manager.run_fullgraph(desc)
+        device.now_ns += 10_000_000
+    installation.remove()
+    manager.run_fullgraph(desc)
+    assert manager.graphs == before
+    assert (before[desc].replays, twin.marked.replays) == (2 * EVERY + 1, 2)  # type: ignore[attr-defined]
+    frames = {frame["type"]: unpack_rows(packed(frame)) for frame in recorder.drain() if "raw" in frame}
+    assert len(frames["rows"]) == 2 * EVERY + 1
+    names = frames["parts"][:, 0].reshape(2, -1)
+    assert [[SPAN_NAMES[name] for name in row] for row in names] == [[EMBEDDING, *GROUPS, REST]] * 2
+    for row, at in zip(frames["rows"][EVERY - 1 :: EVERY], frames["parts"][:: len(twin.parts), 1], strict=False):
+        assert row[1] <= at <= row[2]
+    assert recorder.health()["hook_errors"] == 0
+
+
+def pass_marks(twin: MarkedGraph, device: Device) -> None:
+    """Let the marked graph's replay pass its marks, one each 100 us."""
+    count, replay = len(twin.parts) + 1, twin.marked.replay
+    for number, event in enumerate(twin.events[:count]):
+        event.number = number  # type: ignore[attr-defined]
+
+    def replay_and_pass() -> None:
+        replay()
+        for event in twin.events[:count]:
+            event.at_ms = device.now_ns / 1e6 + event.number / 10  # type: ignore[attr-defined]
+            event.query = lambda: True  # type: ignore[method-assign]
+
+    twin.marked.replay = replay_and_pass  # type: ignore[method-assign]
+
+
 def test_a_second_capture_that_fails_leaves_the_first_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     manager = Manager()
     manager.capture(Model(3), fails=lambda: len(manager.ran) > 13)
@@ -216,6 +273,26 @@ def test_what_a_graph_does_not_run_is_refused_by_name() -> None:
     ((*_, graph), *_) = marked_graphs.kept.parts[manager].graphs
     assert graph.parts == (*GROUPS, REST)
     assert told()["missing"] == {EMBEDDING: NOT_CALLED, LOGITS: OUTSIDE}
+
+
+def test_of_a_model_that_sees_the_language_model_is_marked() -> None:
+    class Seeing(Model):
+        def __init__(self) -> None:
+            super().__init__(40)
+            self.language = Model(6, embeds=False)
+
+        def get_language_model(self) -> Model:
+            return self.language
+
+        def forward(self, tokens: Any) -> Any:
+            return self.language(tokens)
+
+    manager, model = Manager(), Seeing()
+    manager.capture(model)
+    ((*_, graph), *_) = marked_graphs.kept.parts[manager].graphs
+    assert graph.parts == (*GROUPS, REST)
+    sites = {site.name: site.module for site in marked_graphs.kept.parts[manager].sites}
+    assert [sites[name] for name in GROUPS] == [model.language.layers[at] for at in (1, 3, 5)]
 
 
 def test_a_capture_for_an_estimate_of_memory_is_left_alone() -> None:

@@ -35,9 +35,13 @@ class GraphSite:
 
 
 def target_sites(model: Any) -> list[GraphSite]:
-    """The embedding, three groups of layers, and by name what is not in the graph."""
-    embedding = next((one for one in model.modules() if _is(one, "VocabParallelEmbedding")), None)
-    layers = _layers(model)
+    """The embedding, three groups of layers, and what is not in the graph; of a model that sees, its language model's.
+
+    Such a one is embedded before the graph.
+    """
+    language = model.get_language_model() if hasattr(model, "get_language_model") else model
+    embedding = next((one for one in language.modules() if _is(one, "VocabParallelEmbedding")), None)
+    layers = _layers(language)
     groups = [_site(model, name, layers[end]) for end, name in layer_groups(len(layers)).items()]
     return [
         _site(model, "target.forward.embedding", embedding),

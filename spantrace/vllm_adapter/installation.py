@@ -58,7 +58,7 @@ class Installation:
         if clock and (read := marked_graphs.times(clock)):
             clock.graphs = read
             for change in marked_graphs.replays(read):
-                self._detail.add(change)
+                self._always.add(change)
 
     def install(self) -> None:
         """Put every planned hook into force, or none."""

@@ -57,7 +57,7 @@ def times(clock: Any) -> GraphTimes | None:
 
 
 def replays(read: GraphTimes) -> list[EntryPatch]:
-    """What puts each graph's stand-in into its place, for the cycles in which all hooks are in force."""
+    """What puts each graph's stand-in into its place for a recording; which graph a replay is of it asks by itself."""
     found = []
     for parts in kept.parts.values():
         for entries, key, graph in parts.graphs:
