@@ -97,9 +97,9 @@ class Capture:
         """Ask every process for a delay; their answers, which come once it is in force there."""
         return self.ask({"type": "delay", **request}, "delayed")
 
-    def ask(self, request: Frame, answer: str) -> list[Frame]:
+    def ask(self, request: Frame, answer: str, timeout: float = STOP_TIMEOUT_S) -> list[Frame]:
         """Send every process a request; their answers, of the type `answer`, in the order of the members."""
-        return [self._ask(index, request, answer) for index in range(len(self._connections))]
+        return [self._ask(index, request, answer, timeout) for index in range(len(self._connections))]
 
     def stop(self) -> bool:
         """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""
@@ -172,17 +172,17 @@ class Capture:
             return self._lose(index, error)
         return self._lose(index, TimeoutError(f"no answer within {STOP_TIMEOUT_S:g} s"))
 
-    def _ask(self, index: int, request: Frame, answer: str) -> Frame:
+    def _ask(self, index: int, request: Frame, answer: str, timeout: float = STOP_TIMEOUT_S) -> Frame:
         """Send a request and journal what comes up to its answer; SpantraceError where none comes."""
         connection = self._connections[index]
         try:
             connection.send(request)
-            while (frame := connection.receive(STOP_TIMEOUT_S)) is not None and frame.get("type") != answer:
+            while (frame := connection.receive(timeout)) is not None and frame.get("type") != answer:
                 self._keep(index, frame)
         except (OSError, EOFError, ValueError) as error:
             raise SpantraceError(f"a process broke off instead of being {answer}: {error}") from error
         if frame is None:
-            raise SpantraceError(f"a process was not {answer} within {STOP_TIMEOUT_S:g} s")
+            raise SpantraceError(f"a process was not {answer} within {timeout:g} s")
         return frame
 
     def _lose(self, index: int, error: Exception) -> bool:

@@ -24,6 +24,8 @@ def kernels_of(design: Design, recording: Recording, explained: Explained) -> Do
     from spantrace.spans import Kind
 
     assert explained.kernels is not None
+    if isinstance(explained.kernels, str):
+        return explained.kernels
     window, answers = explained.kernels
     chosen = in_window(recording, window)
     found = kernels_in(recording, answers, chosen, design.span)

@@ -24,6 +24,10 @@ MARGIN = 2
 """Cycles beside those of a kernel window that may be incomplete in it."""
 
 
+class Refused(SpantraceError):
+    """A process does not let itself be looked into; the sentence says why."""
+
+
 @dataclass(frozen=True)
 class Design:
     """What to explain of `span`: its stacks by at least `samples` within `seconds`, its kernels in so many `cycles`."""
@@ -57,13 +61,14 @@ class Subject(Protocol):
 class Explained:
     """The measured windows and those with a profiler; `stacks` is None where the host was not asked for.
 
-    `kernels` are the window of the kernels and each process's answer, None where the GPU was not asked for.
+    `kernels` are the window of the kernels and each process's answer, or why these were refused; None where the GPU
+    was not asked for.
     """
 
     before: Window
     after: Window
     stacks: SpanStacks | None
-    kernels: tuple[Window, list[Frame]] | None
+    kernels: tuple[Window, list[Frame]] | str | None
 
 
 def conduct(design: Design, subject: Subject, progress: Callable[[int], None] = lambda samples: None) -> Explained:
@@ -71,7 +76,13 @@ def conduct(design: Design, subject: Subject, progress: Callable[[int], None] = 
     before = _measured(subject)
     _refuse_absent(design.span, subject.recording())
     stacks = _sampled(design, subject, progress) if design.host else None
-    kernels = _traced(design, subject) if design.gpu else None
+    kernels: tuple[Window, list[Frame]] | str | None = None
+    try:
+        kernels = _traced(design, subject) if design.gpu else None
+    except Refused as refused:
+        if not design.host:
+            raise
+        kernels = str(refused)
     return Explained(before, _measured(subject), stacks, kernels)
 
 
@@ -127,9 +138,9 @@ def _between(begun: list[Frame], ended: list[Frame]) -> Window:
 
 
 def _asked(subject: Subject, request: Frame) -> list[Frame]:
-    """The answers; SpantraceError with the first refusal, and then nothing was begun that goes on."""
+    """The answers; Refused, with the reason, where one process refused."""
     answers = subject.ask(request)
     refused = [answer["refused"] for answer in answers if answer.get("refused")]
     if refused:
-        raise SpantraceError(refused[0])
+        raise Refused(refused[0])
     return answers

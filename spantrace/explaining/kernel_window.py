@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from spantrace.errors import SpantraceError
-from spantrace.explaining.profilers import torch_profiler
+from spantrace.explaining.profilers import gpu_profiler
 from spantrace.frames import Frame
 
 ANCHOR = "spantrace.anchor"
@@ -31,7 +31,7 @@ class KernelWindow:
         """Start to trace; SpantraceError where another profiler is at work."""
         import torch
 
-        if whose := torch_profiler():
+        if whose := gpu_profiler():
             raise SpantraceError(f"{whose}; wait until it has ended")
         kinds = torch.profiler.ProfilerActivity
         activities = [kinds.CPU] if self._gpu is None else [kinds.CPU, kinds.CUDA]

@@ -18,14 +18,19 @@ def python_profiler() -> str:
 
 
 def torch_profiler() -> str:
-    """Whether torch.profiler, or a tool that owns the GPU's counters, is at work in this process; nothing if not."""
-    if getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
-        serves = "vllm.profiler.wrapper" in sys.modules
-        whose = " (/start_profile; end it with /stop_profile)" if serves else ""
-        return f"torch.profiler{whose} is already at work in process {os.getpid()}"
+    """Whose torch.profiler is at work in this process; nothing where none is."""
+    if not getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
+        return ""
+    serves = "vllm.profiler.wrapper" in sys.modules
+    whose = " (/start_profile; end it with /stop_profile)" if serves else ""
+    return f"torch.profiler{whose} is already at work in process {os.getpid()}"
+
+
+def gpu_profiler() -> str:
+    """Whose profiler sees the kernels of this process: of them only one can be at work."""
     if library := os.environ.get("CUDA_INJECTION64_PATH"):
         return f"process {os.getpid()} runs under another profiler of the GPU ({os.path.basename(library)})"
-    return ""
+    return torch_profiler()
 
 
 def _owner(function: object) -> str:

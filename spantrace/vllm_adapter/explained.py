@@ -10,6 +10,8 @@ from spantrace.journal import Journal
 from spantrace.loading import load
 from spantrace.recording import Recording
 
+ANSWER_TIMEOUT_S = 60.0
+"""A process that has never traced its GPU takes some seconds to begin."""
 OPTIONS: Frame = {"explain": True, "detail_every": 1}
 """What a recording is asked for that looks into spans."""
 
@@ -30,7 +32,7 @@ class ExplainedServer:
 
     def ask(self, request: Frame) -> list[Frame]:
         """Ask every process."""
-        return self._capture.ask(request, ANSWER)
+        return self._capture.ask(request, ANSWER, ANSWER_TIMEOUT_S)
 
     def recording(self) -> Recording:
         """What has arrived so far."""

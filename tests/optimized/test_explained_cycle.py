@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -100,6 +101,20 @@ def test_another_profiler_of_this_process_is_named(tmp_path: Path) -> None:
         assert sys.getprofile() is theirs
     finally:
         sys.setprofile(None)
+
+
+def test_a_gpu_that_another_profiler_holds_does_not_cost_the_stacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is made up, as torch.profiler needs none to be refused."""
+    monkeypatch.setattr(built_in, "gpu_of_this_process", lambda: 0)
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/nvidia/libToolsInjection64.so")
+    design = Design("sample", samples=20)
+    why = r"process \d+ runs under another profiler of the GPU \(libToolsInjection64.so\); wait until it has ended"
+    show(design, *explained(tmp_path / "a", design), None, Format.TABLE)
+    assert re.search(f"kernels {why}", " ".join(capsys.readouterr().out.split()))
+    with pytest.raises(SpantraceError, match=why):
+        explained(tmp_path / "b", Design("sample", host=False))
 
 
 def test_a_cycle_without_a_drafter_has_no_draft_to_explain(
