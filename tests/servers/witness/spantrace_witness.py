@@ -1,7 +1,7 @@
 """A vLLM plugin that sees, independently of spantrace, what a server's processes do; tests ask it over a socket.
 
 It logs every statistic that the API server observes, knows whether any function of vLLM was replaced, makes a
-probe of spantrace fail, and holds the engine inside a hooked function.
+probe of spantrace fail, slows a function down, and holds the engine inside a hooked function.
 """
 
 from __future__ import annotations
@@ -292,8 +292,43 @@ def _speculator() -> Any:
     return sys.modules[_DSPARK].DSparkSpeculator
 
 
+_slowed: list[tuple[Any, str, Any]] = []
+_profiles: dict[str, str] = {}
+
+
+def slow_on_purpose(seconds: float) -> None:
+    """Busy for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _slow(module: str, owner: str, name: str, ms: float) -> None:
+    """Let each call of a class's method take so many ms longer, and look which profile function its thread has."""
+    holder = getattr(sys.modules[module], owner)
+    original = vars(holder)[name]
+
+    @functools.wraps(original)
+    def slowed(*arguments: Any, **named: Any) -> Any:
+        _profiles[name] = repr(sys.getprofile())
+        slow_on_purpose(ms / 1e3)
+        return original(*arguments, **named)
+
+    _slowed.append((holder, name, original))
+    setattr(holder, name, slowed)
+
+
+def _quicken() -> None:
+    """Undo `_slow`."""
+    while _slowed:
+        setattr(*_slowed.pop())
+
+
 QUESTIONS = {
     **compared_models.QUESTIONS,
+    "slow": _slow,
+    "quicken": _quicken,
+    "profile_of": _profiles.get,
     "compare_drafts": _compare_drafts,
     "compared_drafts": lambda: _drafts,
     "mend_drafts": _mend_drafts,
