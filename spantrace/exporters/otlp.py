@@ -90,10 +90,17 @@ class Otlp:
         while not (self._closing.is_set() and self._batches.empty()):
             with contextlib.suppress(queue.Empty):
                 batch = self._batches.get(timeout=0.1)
-                if self._exporter.export(batch) is SpanExportResult.SUCCESS:
+                if self._export(batch):
                     self._sent += len(batch)
                 elif self._closing.is_set():
                     return
+
+    def _export(self, batch: list[Any]) -> bool:
+        try:
+            taken: bool = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # the exporter of older releases lets through what its transport raises
+            return False
+        return taken
 
 
 def _hush() -> None:
