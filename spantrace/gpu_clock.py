@@ -99,6 +99,7 @@ class GpuClock:
         try:
             self._record(self._pool[mark % self._size], self._stream)
         except Exception as error:
+            self.end()
             self.failed(error)
             return -1
         self._marks = mark + 1
@@ -163,7 +164,6 @@ class GpuClock:
             self._anchor, self._anchor_ms, self._pool[slot] = event, self._gpu[slot], freed
 
     def failed(self, error: Exception) -> None:
-        """Count an error, remember the first, and record no more."""
-        self.end()
+        """Count an error and remember the first."""
         self.errors += 1
         self.first_error = self.first_error or repr(error)

@@ -108,7 +108,7 @@ class GraphTimes:
     """The parts of replayed graphs on their way to rows; `clock` times the replays as a whole.
 
     `empty_ns` is what a pair of marks with nothing in between reads, and is taken off each part. All of it happens on
-    the thread that replays; what fails there is the clock's error, and ends it.
+    the thread that replays; what fails there is counted with the clock's errors, and ends the marks alone.
     """
 
     def __init__(self, clock: GpuClock, empty_ns: float) -> None:

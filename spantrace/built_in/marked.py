@@ -9,11 +9,14 @@ from spantrace.graph_capture import empty_pair_ns
 from spantrace.graph_spans import GraphTimes, MarkedGraph, told
 from spantrace.spans import PARENT
 
+DRAFT, MIXED = "draft.forward", "this drafter's steps mix its parts"
+
 
 class Marked:
     """Between `begin` and `end` what the cycle captures is captured once more with marks, which `clock` then times."""
 
-    def __init__(self, clock: GpuClock) -> None:
+    def __init__(self, clock: GpuClock, *, drafts: bool) -> None:
+        self._drafts = drafts
         self._empty_ns = empty_pair_ns()
         clock.graphs = self._times = GraphTimes(clock, self._empty_ns)
         self._graphs: list[tuple[MarkedGraph, tuple[float, float]]] = []
@@ -31,4 +34,5 @@ class Marked:
         spans: Frame = {}
         for graph, ms in self._graphs:
             spans[str(PARENT[next(filter(None, graph.parts))])] = told([graph], ms)
-        return {"empty_ns": self._empty_ns, "spans": spans, "missing": {}}
+        missing = {DRAFT: MIXED} if spans and self._drafts and DRAFT not in spans else {}
+        return {"empty_ns": self._empty_ns, "spans": spans, "missing": missing}

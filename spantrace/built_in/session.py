@@ -45,7 +45,8 @@ class Session:
         self._server, self._journal, self._delays = server, journal, delays
         self._gpu = gpu_description() if cycle.settings.device == "cuda" else None
         self._clock, self._event_ns = make_gpu_clock() if self._gpu else (None, None)
-        self._graphs = Marked(self._clock) if graph_spans and self._clock else None
+        drafts = cycle.drafter is not None
+        self._graphs = Marked(self._clock, drafts=drafts) if graph_spans and self._clock else None
         self._recorder = Recorder(gpu=self._clock, delays=delays)
         sites = span_sites(cycle)
         self._sites = [(site.span, None) for site in sites]
