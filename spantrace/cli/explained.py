@@ -143,7 +143,7 @@ def _host_facts(
 
     sampled = found.ns / 1e6 / found.cycles
     parts = [f"{len(found.records):,} in {found.cycles:,} cycles, one in 0.1 ms at most"]
-    parts += [f"they stand for {percent(found.covered)} of the span"]
+    parts += [f"they stand for {percent(found.covered)} of its time"]
     parts += [f"which took {number(sampled)} ms while it was sampled"] if alone is not None else []
     facts = [Fact("samples", tuple(parts)), latency(recording, explained)]
     if not found.left:

@@ -1,6 +1,8 @@
 """The samples that fall into one span: a stack seen within it, from the span's own function on.
 
-A sample stands for the time since the one before it on its thread, as far as that lies in the span.
+A sample stands for the time since the one before it on its thread. The first of a call stands for the time since the
+call began, but for no less than the interval: where calls are shorter than that, only some of them are hit, each place
+in them as often as it takes time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrace.errors import SpantraceError
-from spantrace.explaining.stacks import MAIN
+from spantrace.explaining.stacks import INTERVAL_S, MAIN
 from spantrace.frames import Frame, packed, unpack_rows
 from spantrace.naming import Ints
 from spantrace.recording import Recording
@@ -49,7 +51,7 @@ class SpanStacks:
 
     @property
     def covered(self) -> float:
-        """The part of the span's time for which the samples stand, from 0 to 1."""
+        """The time for which the samples stand, as a part of the span's: about 1, where they are many."""
         return sum(seconds for _, seconds in self.records) * 1e9 / self.ns if self.ns else 0.0
 
 
@@ -98,7 +100,9 @@ def _records(thread: Frame, start: Ints, end: Ints) -> Iterator[tuple[_Seen, flo
     at, before = rows[:, 0], np.append(rows[0, 0], rows[:-1, 0])
     span = np.searchsorted(start, at, side="right") - 1
     inside = np.flatnonzero((span >= 0) & (at <= end[np.maximum(span, 0)]))
-    seconds = (at - np.maximum(before, start[np.maximum(span, 0)])) / 1e9
+    began = start[np.maximum(span, 0)]
+    first = np.maximum(at - began, np.minimum(at - before, round(INTERVAL_S * 1e9)))
+    seconds = np.where(before < began, first, at - before) / 1e9
     stacks = [_cleaned([thread["frames"][one] for one in stack]) for stack in thread["stacks"]]
     for place in inside.tolist():
         if (seen := stacks[int(rows[place, 1])]) is not None:
