@@ -76,9 +76,16 @@ def sample(pid: int, seconds: float, progress: Callable[[int], None]) -> Sampled
         with log.open("wb") as said:
             code = _run(command, said, seconds, progress)
         took, text = time.monotonic() - began, log.read_text(errors="replace")
+        if code is None and not output.exists():
+            raise KeyboardInterrupt
         if code or not output.exists():
             raise SpantraceError(_why(pid, text))
-        stacks = read_speedscope(json.loads(output.read_bytes()))
+        try:
+            stacks = read_speedscope(json.loads(output.read_bytes()))
+        except ValueError as error:
+            raise SpantraceError(
+                f"py-spy was cut off while it wrote what it saw of process {pid}; try again"
+            ) from error
     errors = _ERRORS.search(text)
     cost = (_children_cpu() - before) / max(took, _POLL_S)
     return Sampled(stacks, min(took, seconds), int(errors[1]) if errors else 0, cost, _version(program))
@@ -124,22 +131,24 @@ def _version(program: str) -> str:
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _run(command: list[str], said: Any, seconds: float, progress: Callable[[int], None]) -> int:
-    """Run py-spy to its end; Ctrl-C and SIGTERM are passed on to it once, and it then writes what it has."""
+def _run(command: list[str], said: Any, seconds: float, progress: Callable[[int], None]) -> int | None:
+    """Run py-spy to its end: its exit code, or None where Ctrl-C or SIGTERM ended it, and it wrote what it had."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
-    began = time.monotonic()
+    began, interrupted = time.monotonic(), False
     try:
         with ended_by_signals():
             while process.poll() is None and (passed := time.monotonic() - began) < seconds + GRACE_S:
                 progress(int(passed))
                 time.sleep(_POLL_S)
     except KeyboardInterrupt:
+        interrupted = True
         process.send_signal(signal.SIGINT)
     try:
-        return process.wait(GRACE_S)
+        code = process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+        code = process.wait()
+    return None if interrupted else code
 
 
 def _children_cpu() -> float:

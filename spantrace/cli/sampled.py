@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from spantrace.tables import Column, Document, Fact, Headline, Row, Table, percent
 
 if TYPE_CHECKING:
@@ -31,15 +33,18 @@ def record_sampled(server: str, seconds: float, output: Path | None, directory: 
     path = output or making.default_output(f"{Path(model).name if model != '-' else 'vllm'}-sampled")
     header = making.new_header(without_secrets(found.command), {"sample": True, "seconds": seconds})
     header.pop("gpus")
-    with making.progress_bar(round(seconds), "sampling", "s") as progress:
-        recording = sample_server(found, int(server) if server.isdecimal() else None, seconds, header, progress)
+    pid = int(server) if server.isdecimal() else None
+    try:
+        with making.progress_bar(round(seconds), "sampling", "s") as progress:
+            recording = sample_server(found, pid, seconds, header, progress)
+    except KeyboardInterrupt:
+        click.echo("stopped; nothing was recorded", err=True)
+        raise
     recording.save(path)
     _say_written(recording, path)
 
 
 def _say_written(recording: Recording, path: Path) -> None:
-    import click
-
     from analyzers.sampled import sampled_table
 
     table = sampled_table(recording)
