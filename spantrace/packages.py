@@ -21,7 +21,7 @@ def refuse_stranger(package: str) -> None:
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """Import within this what the extra `name` installs; SpantraceError, which says what needs it, where it is not."""
+    """Import within this what the extra `name` installs; SpantraceError, for `what` needs it, where that fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -29,3 +29,6 @@ def extra(name: str, what: str) -> Iterator[None]:
         if missing == __package__:
             raise
         raise SpantraceError(f"{what} needs {missing}; pip install 'spantrace[{name}]'") from error
+    except Exception as error:  # as where a package's generated code is newer than the protobuf beside it
+        upgrade = f"pip install --upgrade 'spantrace[{name}]'"
+        raise SpantraceError(f"{what} needs packages that do not fit together here ({error}); {upgrade}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -254,6 +255,20 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     assert run(["export", str(tmp_path / "a"), "--to", form, "-o", str(tmp_path / "b")]) == 2
     assert f"--to {form} needs {package}; pip install 'spantrace[{form}]'" in capsys.readouterr().err
+
+
+def test_packages_that_do_not_fit_together_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "perfetto").mkdir()
+    (tmp_path / "perfetto/__init__.py").write_text("from google.protobuf import nothing_of_this_name")
+    make_recording(cycles=5).save(tmp_path / "a")
+    command = [PROGRAM, "export", str(tmp_path / "a"), "--to", "perfetto"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert told.returncode == 2
+    assert told.stderr.startswith(
+        "spantrace: --to perfetto needs packages that do not fit together here (cannot import"
+    )
+    assert told.stderr.endswith("; pip install --upgrade 'spantrace[perfetto]'\n")
 
 
 def test_a_report_of_what_was_exported_is_that_of_the_recording(
