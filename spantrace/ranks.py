@@ -35,7 +35,7 @@ def counts_by_rank(header: Mapping[str, Any]) -> dict[str, dict[int, Mapping[str
 
 
 def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recording:
-    """The recording with this rank's spans and, unless it is to be `alone`, the engine's; its GPU is the header's.
+    """The recording with this rank's spans and, unless it is to be `alone`, the engine's; the header is the rank's.
 
     One that names no ranks is rank 0. SpantraceError where there is no such rank.
     """
@@ -50,7 +50,8 @@ def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recordin
     kept = np.isin(recording.spans.lane, np.flatnonzero(wanted))
     spans = {name: column[kept] for name, column in vars(recording.spans).items()}
     gpu = recording.header["processes"][known[rank]].get("gpu") or recording.header.get("gpu")
-    return replace(recording, spans=type(recording.spans)(**spans), header={**recording.header, "gpu": gpu})
+    header = {**recording.header, "gpu": gpu, "rank": rank}
+    return replace(recording, spans=type(recording.spans)(**spans), header=header)
 
 
 def of_chosen(recording: Recording, rank: int | None = None) -> Recording:

@@ -47,14 +47,9 @@ def with_ranks(document: Document, whole: Recording, kinds: frozenset[Kind], ask
         traced = _traced_communication(whole, kinds)
         return replace(document, facts=(*traced, *document.facts)) if traced else document
     alone = asked not in (None, ALL)
-    which = (
-        f"rank {asked} of {len(found.ranks)}" if alone else f"rank {found.slowest}, the slowest of {len(found.ranks)}"
-    )
-    first, *others = document.heading
     data = {**document.data, "rank": int(asked or 0) if alone else found.slowest, "ranks": found}
     return replace(
         document,
-        heading=((*first, which), *others),
         sections=() if alone else (Section(_headline(found), _table(found, every=asked == ALL)), *document.sections),
         facts=(*_verdicts(whole, found, kinds, asked), communication(found), *document.facts),
         data=data,

@@ -68,7 +68,8 @@ def configuration_line(recording: Recording, kinds: frozenset[Kind]) -> tuple[st
     sizes = f"batch {batch.min()}" if len(batch) else "no cycle"
     if len(batch) and batch.max() > batch.min():
         sizes += f" to {batch.max()}, median {np.median(batch):g}"
-    return (_model(server), ", ".join(stack), device(header), sizes)
+    which = [f"rank {header['rank']} of {len(ranks(header))}"] if "rank" in header else []
+    return (_model(server), ", ".join(stack), device(header), sizes, *which)
 
 
 def _model(server: dict[str, object]) -> str:
