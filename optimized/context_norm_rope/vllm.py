@@ -26,6 +26,8 @@ OWN = ("_project_context_kv", "_normalize_context_k", "_build_context_kv_buffers
 PAGED = ("triton_attn.TritonAttentionImpl", "flash_attn.FlashAttentionImpl")
 """The backends whose cache is known, by the end of their names."""
 MOVED = "the caches lie elsewhere than before the capture"
+_pages: WeakKeyDictionary[Any, dict[tuple[object, ...], Pages | None]] = WeakKeyDictionary()
+"""By model where its caches lie, None where their backend must store; captured graphs read it, so it stays."""
 
 
 def why_not_in_vllm(model: Any) -> str | None:
@@ -56,7 +58,6 @@ class ContextInOneLaunch:
         self.counts = Counts()
         self._graphs = GraphCounts(self.counts)
         self._refused: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-        self._pages: WeakKeyDictionary[Any, tuple[object, Pages | None]] = WeakKeyDictionary()
         self._broken: str | None = None
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
@@ -68,12 +69,11 @@ class ContextInOneLaunch:
 
     def allocated(self) -> int:
         """Bytes of where the layers' caches lie."""
-        return sum(pages.bases.nbytes for _, pages in self._pages.values() if pages)
+        return sum(pages.bases.nbytes for known in _pages.values() for pages in known.values() if pages)
 
     def close(self) -> None:
-        """Let go of it; only graphs that were captured with it would miss it, and those end with the server."""
+        """Count no more replays, and ask of each model anew."""
         self._graphs.close()
-        self._pages.clear()
         self._refused.clear()
 
     def _precompute(self, original: Function) -> Function:
@@ -110,12 +110,12 @@ class ContextInOneLaunch:
         try:
             if (reason := self._why_not(model, states, slots)) is not None:
                 return reason
-            where = _where(model, slots)
-            if self._pages.get(model, (None, None))[0] != where:
+            known, where = _pages.setdefault(model, {}), _where(model, slots)
+            if where not in known:
                 if capturing(states):
                     return MOVED
-                self._pages[model] = where, _known_pages(model, slots, states.dtype)
-            _store(model, _project(model, states), positions, slots, self._pages[model][1])
+                known[where] = _known_pages(model, slots, states.dtype)
+            _store(model, _project(model, states), positions, slots, known[where])
         except Exception as error:
             self.counts.failed(error)
             self._broken = "it failed before"

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 VERSION, TREE = sys.argv[1:]
 sys.path.insert(0, TREE)
+sys.path.append(str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from vllm import ir  # noqa: E402
+from drafter_models import SMALL, Drafter, Own, of_flash  # noqa: E402
+from torch import Tensor  # noqa: E402
 from vllm.config.compilation import CUDAGraphMode  # noqa: E402
-from vllm.kernels import vllm_c  # noqa: E402, F401
 from vllm.model_executor.layers.layernorm import RMSNorm  # noqa: E402
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod  # noqa: E402
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding  # noqa: E402
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Attention, DFlashQwen3Model  # noqa: E402
 from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkModel  # noqa: E402
-from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl  # noqa: E402
-from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl  # noqa: E402
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator  # noqa: E402
@@ -38,12 +35,10 @@ from optimized.context_norm_rope import vllm as context_switch  # noqa: E402
 from optimized.head_order import rms_norm_in_pairs  # noqa: E402
 from optimized.qk_norm_rope import vllm as heads_switch  # noqa: E402
 from optimized.reference_cycle.geometry import Rope  # noqa: E402
-from optimized.reference_cycle.rope import rope_table, rotate_halves  # noqa: E402
+from optimized.reference_cycle.rope import rotate_halves  # noqa: E402
 
 CONTEXT, HEADS_ID = "context-norm-rope", "qk-norm-rope"
-LAYERS, HEADS, KEY_HEADS, HEAD_DIM, HIDDEN = 3, 4, 2, 32, 64
-PAGE, PAGES, TOKENS, LONGEST, DRAFTS, MOST = 4, 8, 6, 200, 2, 4
-Mapping = Tensor | list[Tensor | None] | None
+DRAFTS, LAYERS = 2, SMALL.layers
 
 
 def written_out() -> torch.library.Library:
@@ -71,114 +66,9 @@ def written_out() -> torch.library.Library:
     return library
 
 
-class Own:
-    """A backend of another kind, whose cache is a list of what it was given."""
-
-    def __init__(self) -> None:
-        self.stored: list[Tensor] = []
-
-    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
-        self.stored += [key.clone(), value.clone(), slots.clone()]
-
-
-class Attend:
-    """The place where a layer attends, which says what it was given."""
-
-    def __init__(self, impl: Any, cache: Tensor) -> None:
-        self.impl, self.kv_cache = impl, cache
-        self._k_scale = self._v_scale = torch.ones(1)
-        self.given: list[Tensor] = []
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.given = [part.clone() for part in (query, key, value)]
-        return query * 1.0
-
-
-def bare(kind: type, **attributes: Any) -> Any:
-    """A module of that class without its own constructor, which would need a server."""
-    made = object.__new__(kind)
-    nn.Module.__init__(made)
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
-
-
-class Drafter:
-    """A drafter's model of random weights, with caches of random numbers."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32, kind: type = DFlashQwen3Model, **changes: Any) -> None:
-        self.dtype, self.random = dtype, torch.Generator().manual_seed(3)
-        self.impl: Callable[[], Any] = changes.pop("impl", of_triton)
-        table = changes.pop("table", rope_table(Rope(theta=1e4), HEAD_DIM, LONGEST, "cpu")).to(dtype)
-        layers = [SimpleNamespace(self_attn=self._attention(table)) for _ in range(LAYERS)]
-        self.model = bare(kind, layers=layers, hidden_norm=self._norm(HIDDEN))
-        self.model._build_fused_kv_buffers()
-        self.states = self._draw(TOKENS, HIDDEN)
-        self.positions = torch.randint(LONGEST, (TOKENS,), generator=self.random)
-        self.slots = torch.randperm(PAGE * PAGES, generator=self.random)[:TOKENS]
-
-    def place(self, mapping: Mapping) -> None:
-        """One context."""
-        self.model.precompute_and_store_context_kv(self.states, self.positions, mapping)
-
-    def caches(self) -> Tensor:
-        """All layers'."""
-        return torch.stack([layer.self_attn.attn.kv_cache for layer in self.model.layers])
-
-    def _attention(self, table: Tensor) -> Any:
-        width = (HEADS + 2 * KEY_HEADS) * HEAD_DIM
-        projection = bare(nn.Module, weight=self._weight(width, HIDDEN), bias=None)
-        projection.quant_method = UnquantizedLinearMethod()
-        projection.forward = lambda states: (nn.functional.linear(states, projection.weight), None)
-        rotary = bare(RotaryEmbedding, head_size=HEAD_DIM, rotary_dim=HEAD_DIM, is_neox_style=True)
-        rotary.use_flashinfer = rotary.use_aiter = False
-        rotary.register_buffer("cos_sin_cache", table)
-        rotary._forward_method = rotary.forward_cuda
-        made = bare(DFlashQwen3Attention, qkv_proj=projection, q_norm=self._norm(), k_norm=self._norm())
-        made.rotary_emb, made.head_dim, made.v_scale = rotary, HEAD_DIM, None
-        made.num_heads, made.num_kv_heads = HEADS, KEY_HEADS
-        made.q_size, made.kv_size = HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM
-        made.attn = Attend(self.impl(), self._draw(PAGES, PAGE, KEY_HEADS, 2 * HEAD_DIM).transpose(1, 2))
-        made.o_proj = lambda attended: (attended, None)
-        return made
-
-    def _norm(self, width: int = HEAD_DIM) -> Any:
-        made = bare(RMSNorm, weight=nn.Parameter(1 + 0.1 * self._draw(width), requires_grad=False))
-        made.variance_epsilon, made.variance_size_override, made.has_weight = 1e-6, None, True
-        # What RMSNorm calls on a GPU.
-        compiled = ir.ops.rms_norm.impls["vllm_c"].impl_fn
-        made._forward_method = lambda x: compiled(x, made.weight.data, made.variance_epsilon)
-        return made
-
-    def _weight(self, *size: int) -> nn.Parameter:
-        return nn.Parameter(self._draw(*size) * size[-1] ** -0.5, requires_grad=False)
-
-    def _draw(self, *size: int) -> Tensor:
-        return torch.randn(*size, generator=self.random).to(self.dtype)
-
-
-def of_triton() -> Any:
-    """The implementation of vLLM's Triton backend."""
-    return TritonAttentionImpl(HEADS, HEAD_DIM, HEAD_DIM**-0.5, KEY_HEADS, None, None, "auto")
-
-
-def of_flash() -> Any:
-    """The implementation of its FlashAttention backend, which fills its caches as the other does, but on a GPU only."""
-    return object.__new__(FlashAttentionImpl)
-
-
 def counted(name: str) -> dict[str, Any]:
     """What that switch has counted so far."""
     return next(one for one in optimized.counts() if one["id"] == name)
-
-
-def mapped(drafter: Drafter, how: str) -> Mapping:
-    """Slots in one of the forms in which vLLM gives them."""
-    if how == "one tensor":
-        return drafter.slots
-    groups = torch.stack([drafter.slots, drafter.slots.flip(0)])
-    groups[:, 1] = -1
-    return [groups[layer % 2] for layer in range(LAYERS)]
 
 
 def contexts() -> dict[str, Any]:
@@ -188,12 +78,12 @@ def contexts() -> dict[str, Any]:
         for how in ("one tensor", "groups"):
             made = [Drafter(getattr(torch, name)) for _ in range(3)]
             before = made[0].caches()
-            made[0].place(mapped(made[0], how))
+            made[0].place(made[0].mapped(how))
             optimized.apply([CONTEXT], VERSION)
-            made[1].place(mapped(made[1], how))
+            made[1].place(made[1].mapped(how))
             counts, held = counted(CONTEXT), optimized.allocated(CONTEXT)
             optimized.revert([CONTEXT])
-            made[2].place(mapped(made[2], how))
+            made[2].place(made[2].mapped(how))
             stock = made[0].caches()
             equal = [bool(torch.equal(one.caches(), stock)) for one in made[1:]]
             written = int((stock != before).sum())
@@ -206,10 +96,10 @@ def backends() -> dict[str, Any]:
     triton, flash = Drafter(), Drafter(impl=of_flash)
     triton.place(triton.slots)
     stock, own = Drafter(impl=Own), Drafter(impl=Own)
-    stock.place(mapped(stock, "groups"))
+    stock.place(stock.mapped("groups"))
     optimized.apply([CONTEXT], VERSION)
     flash.place(flash.slots)
-    own.place(mapped(own, "groups"))
+    own.place(own.mapped("groups"))
     counts = counted(CONTEXT)
     optimized.revert([CONTEXT])
     stored = [[part for layer in one.model.layers for part in layer.self_attn.attn.impl.stored] for one in (stock, own)]
@@ -249,10 +139,10 @@ def refusals() -> dict[str, str | None]:
     made["quantized"]._fused_kv_weight = None
     made["scaled"].layers[0].self_attn.v_scale = 2.0
     made["neighbours"]._rope_is_neox = False
-    half = Drafter(table=rope_table(Rope(theta=1e4, partial=0.5), HEAD_DIM, LONGEST, "cpu"))
+    half = Drafter(rope=Rope(theta=1e4, partial=0.5))
     made["part"] = half.model
     made["dtype"]._k_norm_weights = made["dtype"]._k_norm_weights.half()
-    made["table"].layers[1].self_attn.rotary_emb.cos_sin_cache = torch.zeros(LONGEST, HEAD_DIM)
+    made["table"].layers[1].self_attn.rotary_emb.cos_sin_cache = torch.zeros(SMALL.longest, SMALL.head_dim)
     return {name: context_switch.why_not_in_vllm(model) for name, model in made.items()}
 
 
@@ -276,12 +166,6 @@ def left_alone() -> dict[str, Any]:
     return found
 
 
-def attended(drafter: Drafter, layer: int = 0) -> list[Tensor]:
-    """What a layer of the block gives, and what it attends by."""
-    attention = drafter.model.layers[layer].self_attn
-    return [attention(drafter.positions, drafter.states), *attention.attn.given]
-
-
 def same(some: list[Tensor], others: list[Tensor]) -> bool:
     """Whether all are equal in every bit."""
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
@@ -294,11 +178,11 @@ def blocks() -> dict[str, Any]:
         made = Drafter(getattr(torch, name, torch.float32))
         if name == "scaled":
             made.model.layers[0].self_attn.v_scale = 2.0 if "v_scale" in FORWARD.co_names else None
-        stock = attended(made)
+        stock = made.attended()
         optimized.apply([HEADS_ID], VERSION)
-        on, counts = attended(made), counted(HEADS_ID)
+        on, counts = made.attended(), counted(HEADS_ID)
         optimized.revert([HEADS_ID])
-        found[name] = {"equal": [same(on, stock), same(attended(made), stock)], "counts": counts}
+        found[name] = {"equal": [same(on, stock), same(made.attended(), stock)], "counts": counts}
         found[name]["moved"] = not torch.equal(
             stock[1], made.model.layers[0].self_attn.qkv_proj(made.states)[0][:, :128]
         )
@@ -341,12 +225,12 @@ def refused_blocks() -> dict[str, str | None]:
 def failed_block() -> dict[str, Any]:
     """The kernel fails at the first of two calls."""
     made, kernel = Drafter(), heads_switch.norm_and_rotate
-    stock = attended(made)
+    stock = made.attended()
     optimized.apply([HEADS_ID], VERSION)
     heads_switch.norm_and_rotate = _planted
-    first = attended(made)
+    first = made.attended()
     heads_switch.norm_and_rotate = kernel
-    found = {"equal": [same(first, stock), same(attended(made), stock)], "counts": counted(HEADS_ID)}
+    found = {"equal": [same(first, stock), same(made.attended(), stock)], "counts": counted(HEADS_ID)}
     optimized.revert([HEADS_ID])
     return found
 
@@ -384,7 +268,7 @@ def replayed_blocks(compiled: bool) -> dict[str, Any]:
     captured.capturing = lambda on: True
     if not compiled:
         made.states, made.positions = made.states[:3], made.positions[:3]
-        [attended(made, layer) for layer in range(LAYERS)]
+        [made.attended(layer) for layer in range(LAYERS)]
     captured.capturing = CAPTURING
     at_capture = counted(HEADS_ID)["hits"]
     one, two, _ = graphs.graphs
@@ -419,7 +303,7 @@ def drafting(model: Any, graphs: Any) -> Any:
     """A speculator, as far as it makes contexts."""
     made: Any = object.__new__(DFlashSpeculator)
     made.model, made.query_cudagraph_manager = model, graphs
-    made.num_speculative_steps, made.max_num_tokens = DRAFTS, TOKENS
+    made.num_speculative_steps, made.max_num_tokens = DRAFTS, SMALL.tokens
     return made
 
 
