@@ -21,9 +21,9 @@ class Explainer:
     `gpu` is the index of its device; without one there is no kernel, and torch.profiler is not asked.
     """
 
-    def __init__(self, gpu: int | None, wake: Callable[[], None] = lambda: None) -> None:
-        self.stacks = Stacks(wake)
-        self._kernels = None if gpu is None else KernelWindow(gpu)
+    def __init__(self, gpu: int | None, wake: Callable[[], None] = lambda: None, others: str = "") -> None:
+        self.stacks = Stacks(wake, others)
+        self._kernels = None if gpu is None else KernelWindow(gpu, others)
 
     def answer(self, request: Frame) -> Frame:
         """What a request led to, when it was asked and when in force; why not, where it was refused."""

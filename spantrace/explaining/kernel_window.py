@@ -20,10 +20,13 @@ ANCHORS = 20
 
 
 class KernelWindow:
-    """One trace at a time; `gpu` is the index of the device, None where there is none."""
+    """One trace at a time; `gpu` is the index of the device, None where there is none.
 
-    def __init__(self, gpu: int | None) -> None:
-        self._gpu = gpu
+    `others` says who else may use torch.profiler here.
+    """
+
+    def __init__(self, gpu: int | None, others: str = "") -> None:
+        self._gpu, self._others = gpu, others
         self._profile: Any = None
         self._anchors: list[tuple[int, int]] = []
 
@@ -31,7 +34,7 @@ class KernelWindow:
         """Start to trace; SpantraceError where another profiler is at work."""
         import torch
 
-        if whose := gpu_profiler():
+        if whose := gpu_profiler(self._others):
             raise SpantraceError(f"{whose}; wait until it has ended")
         kinds = torch.profiler.ProfilerActivity
         activities = [kinds.CPU] if self._gpu is None else [kinds.CPU, kinds.CUDA]

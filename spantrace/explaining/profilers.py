@@ -17,20 +17,18 @@ def python_profiler() -> str:
     return f"{tool} already profiles this process (sys.monitoring)" if tool else ""
 
 
-def torch_profiler() -> str:
-    """Whose torch.profiler is at work in this process; nothing where none is."""
+def torch_profiler(by: str = "") -> str:
+    """That torch.profiler is at work in this process, started `by` whom; nothing where none is."""
     if not getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
         return ""
-    serves = "vllm.profiler.wrapper" in sys.modules
-    whose = " (/start_profile; end it with /stop_profile)" if serves else ""
-    return f"torch.profiler{whose} is already at work in process {os.getpid()}"
+    return f"torch.profiler{f' ({by})' * bool(by)} is already at work in process {os.getpid()}"
 
 
-def gpu_profiler() -> str:
+def gpu_profiler(by: str = "") -> str:
     """Whose profiler sees the kernels of this process: of them only one can be at work."""
     if library := os.environ.get("CUDA_INJECTION64_PATH"):
         return f"process {os.getpid()} runs under another profiler of the GPU ({os.path.basename(library)})"
-    return torch_profiler()
+    return torch_profiler(by)
 
 
 def _owner(function: object) -> str:

@@ -32,10 +32,13 @@ WIDTH = 2
 
 
 class Stacks:
-    """The samplers of one recording in one process; it is called inside the spans' functions (spantrace.inside)."""
+    """The samplers of one recording in one process; it is called inside the spans' functions (spantrace.inside).
 
-    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
-        self._wake = wake
+    `wake()` lets a sleeping thread run some Python; `others` says who else may use torch.profiler here.
+    """
+
+    def __init__(self, wake: Callable[[], None] = lambda: None, others: str = "") -> None:
+        self._wake, self._others = wake, others
         self._places: list[tuple[str, str | None, Flag]] = []
         self._span = self._refused = ""
         self._samplers: dict[int, _Sampler] = {}
@@ -72,7 +75,7 @@ class Stacks:
         SpantraceError where pyinstrument is missing or another profiler is at work.
         """
         self.end()
-        if whose := torch_profiler():
+        if whose := torch_profiler(self._others):
             raise SpantraceError(f"{whose}; wait until it has ended")
         try:
             import_module("pyinstrument.stack_sampler")

@@ -10,11 +10,12 @@ from spantrace.vllm_adapter.description import gpu_of_this_process
 from spantrace.vllm_adapter.engine_thread import between_steps, running_engine
 
 WAKE_S = 2.0
+OTHERS = "/start_profile; end it with /stop_profile"
 
 
 def make_explainer() -> Explainer:
     """The explainer of a recording of this process; an engine that sleeps is woken to leave its profiler."""
-    return Explainer(gpu_of_this_process(), _wake)
+    return Explainer(gpu_of_this_process(), _wake, OTHERS)
 
 
 def _wake() -> None:
