@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from spantrace.control import ask
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter import attaching
 from spantrace.vllm_adapter.attaching import attach_process, script_for
+
+if TYPE_CHECKING:
+    from tests.conftest import Cli
 
 BUSY = """
 import sys, time
@@ -35,6 +39,7 @@ for name in names:
 print(*found, flush=True)
 time.sleep(60)
 """
+IDLE = "spantrace: no cycle in 1 s: the server is idle; put load on it while it is recorded"
 attachable = pytest.mark.skipif(not hasattr(sys, "remote_exec"), reason="needs Python 3.14")
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -105,6 +110,36 @@ def test_what_fails_in_the_process_is_answered_and_raises_nothing_there(
         f"SpantraceError: {sockets} is not a private directory of this user; remove it or set SPANTRACE_DIR"
     )
     assert list(sockets.iterdir()) == []
+
+
+@pytest.fixture
+def engine() -> Iterator[int]:
+    """A Python without spantrace that is titled as vLLM's engine and runs no step."""
+    command = ["VLLM::EngineCore", "-I", "-S", "-c", BUSY]
+    environment = {**os.environ, "VLLM_PLUGINS": "others"}
+    with subprocess.Popen(
+        command, executable=sys.executable, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert said(process) == "on\n"
+        yield process.pid
+        process.kill()
+
+
+def test_record_attaches_what_is_deaf(engine: int, sockets: Path, cli: Cli, tmp_path: Path) -> None:
+    command = ("record", str(engine), "--dir", str(sockets), "-o", str(tmp_path / "r.spantrace"), "--idle-timeout", "1")
+    deaf = cli(*command)
+    assert deaf.returncode == 2
+    assert "VLLM_PLUGINS='others' leaves spantrace out" in deaf.stderr
+    attached = cli(*command, "--attach")
+    if hasattr(sys, "remote_exec"):
+        assert attached.returncode == 3
+        assert IDLE in attached.stderr
+        assert ask(sockets, engine, {"type": "describe"})["title"].startswith("VLLM::EngineCore")
+        assert IDLE in cli(*command).stderr
+    else:
+        assert attached.returncode == 2
+        assert attached.stderr.startswith("spantrace: --attach needs Python 3.14 here and in the server")
+    assert list(tmp_path.iterdir()) == [sockets]
 
 
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can attach")
