@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import statistics
 import subprocess
@@ -40,6 +41,11 @@ MANY = ("--samples", "1000000", "--seconds", "600")
 def server(serve: Serve) -> CpuServer:
     """The usual server."""
     return serve(method="dflash", acceptance=ACCEPTANCE)
+
+
+def where(server: CpuServer) -> list[str]:
+    """The option that says where the server's sockets are."""
+    return ["--dir", server.environment["SPANTRACE_DIR"]]
 
 
 @contextmanager
@@ -127,9 +133,8 @@ def test_a_killed_explain_leaves_nothing(server: CpuServer, witness: AskWitness)
     seer = witness(server)
     pid, name = seer.workers[0], IN_WORKER[2]
     with slowed(seer, pid, IN_WORKER), server.load(2) as load:
-        where = ["--dir", server.environment["SPANTRACE_DIR"]]
         running = subprocess.Popen(
-            [PROGRAM, "explain", f":{server.port}", "--span", "sample", *MANY, *where],
+            [PROGRAM, "explain", f":{server.port}", "--span", "sample", *MANY, *where(server)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -160,6 +165,33 @@ def test_an_idle_server(server: CpuServer, cli: Cli) -> None:
     idle = cli("explain", f":{server.port}", "--span", "sample")
     assert idle.returncode == 3
     assert idle.stderr == "spantrace: no cycle in 10 s: the server is idle; put load on it while it is recorded\n"
+
+
+def test_a_load_that_ends_meanwhile(server: CpuServer, witness: AskWitness) -> None:
+    seer = witness(server)
+
+    def profile() -> str:
+        return seer.ask(seer.engine, "profile_of", IN_ENGINE[2]) or ""
+
+    with slowed(seer, seer.engine, IN_ENGINE):
+        with server.load(1):
+            running = subprocess.Popen(
+                [PROGRAM, "explain", f":{server.port}", "--span", "schedule", *MANY, *where(server)],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            wait_until(
+                lambda: "ProfilerState" in (seer.ask(seer.engine, "profile_of", IN_ENGINE[2]) or ""), "the sampler"
+            )
+        _, said = running.communicate(timeout=LONG_S)
+        assert running.returncode == 3
+        assert re.fullmatch(
+            r"spantrace: the server went idle after \d+ decode cycles; keep load on the server .*\n", said
+        )
+        wait_until(lambda: not seer.changed(), "the hooks' removal")
+        server.complete(max_tokens=8)
+        assert profile() == "None"
 
 
 def test_too_few_samples_and_no_kernel_to_measure(server: CpuServer, cli: Cli) -> None:
