@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,8 +143,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert patch.revert()
 
 
-def told() -> dict[str, Any]:
-    found = marked_graphs.told(object())
+def told(**runner: object) -> dict[str, Any]:
+    found = marked_graphs.told(SimpleNamespace(**runner))
     assert found is not None
     return found
 
@@ -258,13 +259,15 @@ def test_a_capture_of_vllm_that_fails_does_so_as_ever() -> None:
         manager.capture(Model(3), fails=lambda: len(manager.ran) > 7)
 
 
-def test_a_compiled_model_is_captured_once_and_refused_by_name() -> None:
+def test_a_compiled_model_is_captured_once_and_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
     manager, model = Manager(), Model(7)
     model.do_not_compile = False
     manager.capture(model)
     assert len(manager.ran) == 12
     refused = dict.fromkeys((EMBEDDING, *GROUPS), COMPILED)
     assert told()["missing"].items() >= {**refused, LOGITS: OUTSIDE}.items()
+    assert f"spantrace: not timed: {', '.join((EMBEDDING, *GROUPS))}: {COMPILED}" in caplog.text
+    assert f"spantrace: not timed: {LOGITS}: {OUTSIDE}" in caplog.text
 
 
 def test_what_a_graph_does_not_run_is_refused_by_name() -> None:
@@ -293,6 +296,12 @@ def test_of_a_model_that_sees_the_language_model_is_marked() -> None:
     assert graph.parts == (*GROUPS, REST)
     sites = {site.name: site.module for site in marked_graphs.kept.parts[manager].sites}
     assert [sites[name] for name in GROUPS] == [model.language.layers[at] for at in (1, 3, 5)]
+
+
+def test_a_drafter_whose_graphs_nobody_knows_is_refused_by_name() -> None:
+    Manager().capture(Model(3))
+    assert told(speculator=object())["missing"]["draft.forward"] == marked_graphs.OTHER_DRAFTER
+    assert "draft.forward" not in told(speculator=None)["missing"]
 
 
 def test_a_capture_for_an_estimate_of_memory_is_left_alone() -> None:

@@ -19,6 +19,7 @@ from spantrace.vllm_adapter.graph_sites import NOT_CALLED, GraphSite
 NO_GRAPHS = "no CUDA graphs here: this server runs without a GPU"
 FULL = """--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'"""
 NO_FULL = f"no FULL graph was captured with parts; start the server with {FULL}"
+DRAFT, OTHER_DRAFTER = "draft.forward", "of drafters' graphs those of DFlash and DSpark are known"
 NOT_V2 = "model runner V1 keeps its graphs elsewhere; start the server with VLLM_USE_V2_MODEL_RUNNER=1"
 
 
@@ -74,13 +75,16 @@ def told(runner: Any) -> Frame | None:
         return None
     marked = [parts for parts in kept.parts.values() if parts.graphs]
     spans = {parts.span: graphs_told([graph for *_, graph in parts.graphs], parts.ms) for parts in marked}
-    missing = {name: why for parts in kept.parts.values() for name, why in _missing(parts).items()}
+    missing = {name: why for parts in kept.parts.values() for name, why in not_timed(parts).items()}
+    if getattr(runner, "speculator", None) is not None and DRAFT not in {one.span for one in kept.parts.values()}:
+        missing[DRAFT] = OTHER_DRAFTER
     if not spans:
         missing["graph spans"] = _why_none(runner)
     return {"empty_ns": kept.empty_ns, "spans": spans, "missing": {**missing, **kept.failures}}
 
 
-def _missing(parts: Parts) -> dict[str, str]:
+def not_timed(parts: Parts) -> dict[str, str]:
+    """The parts of a model's graphs that have no marks, and why."""
     return {site.name: site.why or NOT_CALLED for site in parts.sites if site.name not in parts.seen}
 
 

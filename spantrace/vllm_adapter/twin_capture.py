@@ -17,7 +17,7 @@ from spantrace.graph_spans import MarkedGraph, Marks
 from spantrace.patching import Function, plan
 from spantrace.vllm_adapter import graph_sites
 from spantrace.vllm_adapter.after_import import after_import
-from spantrace.vllm_adapter.marked_graphs import Parts, kept
+from spantrace.vllm_adapter.marked_graphs import Parts, kept, not_timed
 
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
 DRAFTERS = "vllm.v1.worker.gpu.spec_decode.dflash.cudagraph"
@@ -100,9 +100,16 @@ def _twice(original: Function) -> Function:
                 _mark(manager, parts, create_forward_fn, lambda make: original(manager, make, *args, **kwargs))
             except Exception as error:
                 _failed(parts.span, error)
+            _tell(not_timed(parts))
         return result
 
     return capture
+
+
+def _tell(missing: dict[str, str]) -> None:
+    """Say which parts are not timed, those with the same reason at once."""
+    for why in dict.fromkeys(missing.values()):
+        _log.warning("spantrace: not timed: %s: %s", ", ".join(name for name in missing if missing[name] == why), why)
 
 
 def _mark(manager: Any, parts: Parts, create: Any, capture: Callable[[Any], Any]) -> None:
