@@ -26,6 +26,7 @@ from spantrace.recording import Recording
 from spantrace.sampled import Samples, Seen, recording_of
 from spantrace.vllm_adapter.hooks import SUPPORTED, hooks_for
 from spantrace.vllm_adapter.span_functions import SpanFunctions, counted, version_of
+from spantrace.vllm_adapter.stack_samples import gpu_of
 
 if TYPE_CHECKING:
     from tests.conftest import Cli
@@ -349,6 +350,13 @@ def test_what_cannot_be_sampled_is_told_in_a_sentence(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SpantraceError, match=r"py-spy is not installed; pip install 'spantrace\[sample\]'"):
         sample(working, 1.0, lambda seconds: None)
+
+
+def test_the_gpu_is_that_of_the_servers_processes() -> None:
+    gpus = [{"name": "NVIDIA A", "uuid": "a", "processes": [5]}, {"name": "NVIDIA B", "uuid": "b", "processes": [7, 9]}]
+    assert gpu_of(gpus, [7]) == {"name": "NVIDIA B", "uuid": "b", "other_processes": [9]}
+    assert gpu_of(gpus, [8]) == {"name": "unknown GPU"}
+    assert gpu_of([], [7]) is None
 
 
 def test_a_process_without_python_and_one_that_ended_are_told() -> None:

@@ -32,7 +32,6 @@ def record_sampled(server: str, seconds: float, output: Path | None, directory: 
     model = found.model()
     path = output or making.default_output(f"{Path(model).name if model != '-' else 'vllm'}-sampled")
     header = making.new_header(without_secrets(found.command), {"sample": True, "seconds": seconds})
-    header.pop("gpus")
     pid = int(server) if server.isdecimal() else None
     try:
         with making.progress_bar(round(seconds), "sampling", "s") as progress:

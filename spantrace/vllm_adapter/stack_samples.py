@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.py_spy import RATE_HZ, sample
@@ -36,8 +37,19 @@ def sample_server(
             f"none of the samples of {seen.seconds:.3g} s lie in a cycle; sample for longer while the server has load",
             EXIT_NOT_COMPARABLE,
         )
-    told = {**header["server"], "vllm": version, "model": server.model()}
+    told: Header = {"server": {**header["server"], "vllm": version, "model": server.model()}}
+    told["gpu"] = gpu_of(header.get("gpus") or [], order)
     roles = ["engine", *("worker" for _ in workers)]
     processes = [{"pid": number, "role": role} for number, role in zip(order, roles, strict=True)]
     samples = Samples(seen.by, RATE_HZ, seen.seconds, seen.failed, seen.cost, rows)
-    return recording_of(samples, {**header, "server": told, "processes": processes})
+    kept = {name: value for name, value in header.items() if name != "gpus"}
+    return recording_of(samples, {**kept, **told, "processes": processes})
+
+
+def gpu_of(gpus: Sequence[dict[str, Any]], pids: Sequence[int]) -> dict[str, Any] | None:
+    """The GPU that these processes are on, as a header holds it; one without a name where that does not show."""
+    for gpu in gpus:
+        if set(pids) & set(gpu["processes"]):
+            known = {name: value for name, value in gpu.items() if name != "processes"}
+            return {**known, "other_processes": [pid for pid in gpu["processes"] if pid not in pids]}
+    return {"name": "unknown GPU"} if gpus else None
