@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
     from spantrace.journal import Journal
     from spantrace.recording import Recording
+    from spantrace.vllm_adapter.servers import Server
 
 SAMPLE_S = 10.0
 """How long a server is sampled unless --seconds says."""
@@ -73,11 +74,12 @@ def command(
 ) -> None:
     """Record the decode cycles of a running vLLM SERVER (:PORT, URL or pid) without restarting it."""
     from spantrace.capture import Capture, Until
+    from spantrace.cli.sampled import record_sampled
     from spantrace.cli.together import record_each
     from spantrace.control import default_directory
     from spantrace.journal import Journal
     from spantrace.sampling import every_for
-    from spantrace.vllm_adapter.servers import find, roles
+    from spantrace.vllm_adapter.servers import roles
     from spantrace.vllm_adapter.targets import without_secrets
 
     if seconds != seconds:
@@ -86,17 +88,10 @@ def command(
         making.refuse_overwriting(output, force=force)
     if sample:
         _refuse_what_needs_hooks(context)
-        from spantrace.cli.sampled import record_sampled
-
         record_sampled(server, seconds or SAMPLE_S, output, directory)
         return
     place = directory or default_directory()
-    found = find(server, place)
-    if attach:
-        from spantrace.vllm_adapter.attaching import attach as attach_server
-
-        attach_server(found, place)
-        found = find(server, place)
+    found = _found(server, place, attach=attach)
     model = found.model()
     path = output or making.default_output(Path(model).name if model != "-" else "vllm")
     engines = found.engines()
@@ -117,6 +112,18 @@ def command(
         recording = _run(capture, until, journal)
         if live:
             live_exports.say_exported(live, recording)
+
+
+def _found(target: str, directory: Path, *, attach: bool) -> Server:
+    """The server that `target` names, once its deaf processes have the plugin where that is asked for."""
+    from spantrace.vllm_adapter import attaching
+    from spantrace.vllm_adapter.servers import find
+
+    found = find(target, directory)
+    if attach:
+        attaching.attach(found, directory)
+        found = find(target, directory)
+    return found
 
 
 def _refuse_what_needs_hooks(context: click.Context) -> None:
