@@ -13,6 +13,7 @@ Writes NAME.spantrace, NAME.json and summary.md into RESULTS.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -122,7 +123,8 @@ def main() -> None:
             client.join()
     finally:
         for server in servers:
-            os.killpg(server.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
         summary = "\n".join([HEAD, *(line(setup, options) for setup in setups)])
         (options.out / "summary.md").write_text(summary + "\n")
         print(summary, flush=True)
