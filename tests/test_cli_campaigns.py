@@ -92,6 +92,17 @@ def test_an_arm_that_failed_wholly_is_told_with_its_gates_before_the_missing_win
     assert re.search(r"^held .*failed +has no recording", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_campaign_is_shown_so_far_without_its_target(tmp_path: Path, capsys: Captured) -> None:
+    plan = replace(plan_of(), target=":9")
+    directory = measured(tmp_path / "one", plan, failed={QUERY: range(6, 8)}).directory
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    assert run(["ab", str(directory), "--so-far"]) == EXIT_NOT_COMPARABLE
+    out, err = capsys.readouterr()
+    assert re.search(rf"^{QUERY} ", out, re.MULTILINE)
+    assert "2 of 24 windows are missing" in err
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+
+
 def test_an_optimization_that_never_fired_is_told_of_an_arm_that_is_also_delayed(tmp_path: Path) -> None:
     plan = plan_of(Arm("both", (QUERY,), delay={"schedule": 200.0}))
     found, _ = attributed(measured(tmp_path / "one", plan, hits=0))

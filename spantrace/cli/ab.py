@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 @click.option("--final", type=click.Path(path_type=Path, file_okay=False, exists=True),
               help="A re-run on the final code, which gets a column beside the others.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would be measured, and for how long.")
+@click.option("--so-far", is_flag=True, help="Print what the finished windows show, and measure nothing.")
 @cycle_options
 @directory_option
 @format_option
@@ -64,6 +65,7 @@ def command(
     final: Path | None,
     directory: Path | None,
     dry_run: bool,
+    so_far: bool,
     form: str,
     **options: Any,
 ) -> None:
@@ -87,7 +89,7 @@ def command(
     check_results(store, picture, others, final)
     if what == BUILT_IN:
         tell_left_out(options["optimize"], device=options["device"])
-    if store.missing():
+    if store.missing() and not so_far:
         _measure(store, place, dry_run=dry_run)
     if not dry_run:
         show(store, form, picture, others, final)
