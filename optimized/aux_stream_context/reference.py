@@ -15,6 +15,7 @@ from optimized.reference_cycle.cycle import DRAFTERS
 from optimized.reference_cycle.dflash import DFlashDrafter
 from optimized.reference_cycle.drafter import Drafter
 from optimized.reference_cycle.dspark import DSparkDrafter
+from optimized.reference_cycle.eagle import EagleDrafter
 from optimized.reference_cycle.geometry import DFlashShape, DSparkShape, Geometry
 from optimized.reference_cycle.settings import DrafterKind, Settings
 from optimized.reference_cycle.target import Target
@@ -90,6 +91,8 @@ class Verified:
         elif isinstance(drafter, DFlashDrafter):
             # Rows past the longest context all go to its last column.
             kept["projected"] = drafter.projected[:-1, :-1].clone()
+        elif isinstance(drafter, EagleDrafter):
+            kept |= {"keys": drafter.keys.clone(), "values": drafter.values.clone()}
         return kept
 
     def _extended(self, rows: Tensor) -> dict[str, Tensor]:
@@ -112,7 +115,7 @@ class Verified:
 
 
 def cases() -> list[Case]:
-    """Both drafters, odd shapes, idle rows, all and none accepted, the longest context reached, and 20 steps."""
+    """The drafters, odd shapes, idle rows, all and none accepted, the longest context reached, and 20 steps."""
     settings = Settings(SMALL, drafter="dspark", draft_length=3, batch=3, context=40, page_size=8)
 
     def case(
@@ -145,4 +148,6 @@ def cases() -> list[Case]:
         case("DFlash, idle rows", 2, (2, 4), 9, 3, drafter="dflash"),
         case("DFlash, capacity reached", 3, (4,), 38, 2, drafter="dflash"),
         case("DFlash, 20 steps", 3, (1, 4, 2), 5, 20, long, "dflash"),
+        case("EAGLE, idle rows", 2, (2, 4), 9, 3, drafter="eagle"),
+        case("EAGLE, capacity reached", 3, (4,), 38, 2, drafter="eagle"),
     ]

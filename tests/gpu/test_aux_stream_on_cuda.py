@@ -150,7 +150,7 @@ def test_without_the_join_the_poison_is_read(drafter: str, monkeypatch: Patch) -
     monkeypatch.setattr(Ahead, "_wait", lambda self: None)
     forked.step()
     differing = forked.differing()
-    assert set(differing) & {"pool 0", "projected"}
+    assert set(differing) & {"pool 0", "projected", "keys"}
     assert not {"lengths", "visible"} & set(differing)
 
 
@@ -165,7 +165,7 @@ def test_in_a_graph_a_join_that_comes_too_late_reads_the_poison(drafter: str) ->
         forked.step()
     forked.next()
     graph.replay()
-    assert set(forked.differing()) & {"pool 0", "projected"}
+    assert set(forked.differing()) & {"pool 0", "projected", "keys"}
 
 
 @with_both
