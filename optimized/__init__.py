@@ -132,12 +132,12 @@ class Prepared:
         return done
 
 
-def prepare(ids: Iterable[str], vllm: str | None = None, place: Place | None = None) -> Prepared:
+def prepare(ids: Iterable[str], vllm: str | None = None, place: Place | None = None, judge: bool = True) -> Prepared:
     """Get ready to switch on those of these that are not on yet: in the built-in cycle, or in the vLLM of that version.
 
     Its modules are imported where they are not yet. Raises SpantraceError, with nothing changed, where an id is
     unknown, a requirement does not hold, a seam is missing or in somebody else's hands, or a PINNED one is not equal to
-    its reference at `place`, which is where this machine would run it unless told otherwise.
+    its reference at `place`, where this machine would run it unless told otherwise; without `judge` its switch asks.
     """
     wanted = [name for name in _known(ids) if name not in _applied]
     for name in wanted:
@@ -150,14 +150,14 @@ def prepare(ids: Iterable[str], vllm: str | None = None, place: Place | None = N
             if (other := taken.setdefault(seam.owner, name)) != name:
                 raise SpantraceError(f"{name} and {other} both replace {seam.method}; choose one of them")
         planned[name] = _plan(discover()[name], vllm)
-    for name in planned:
+    for name in planned if judge else ():
         self_test(discover()[name], place)
     return Prepared(planned)
 
 
-def apply(ids: Iterable[str], vllm: str | None = None, place: Place | None = None) -> list[str]:
+def apply(ids: Iterable[str], vllm: str | None = None, place: Place | None = None, judge: bool = True) -> list[str]:
     """Switch these on, all of them or none, as `prepare` and `install` do; returns those that were not on before."""
-    return prepare(ids, vllm, place).install()
+    return prepare(ids, vllm, place, judge).install()
 
 
 def revert(ids: Iterable[str] | None = None) -> list[dict[str, Any]]:

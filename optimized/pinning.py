@@ -1,4 +1,4 @@
-"""A PINNED optimization judges itself before it is applied: another torch may add up in another order."""
+"""A PINNED optimization judges itself before it runs: another torch may add up in another order."""
 
 from __future__ import annotations
 
@@ -27,6 +27,27 @@ def self_test(optimization: Optimization, place: Place | None = None) -> None:
         raise SpantraceError(sentence)
 
 
+class Judged:
+    """Whether a PINNED optimization may run in a server, which is found out at the first call outside of a capture."""
+
+    def __init__(self, optimization: Optimization) -> None:
+        self._optimization, self._known = optimization, False
+        self._why: str | None = None
+
+    def why_not(self, captures: bool) -> str | None:
+        """Why not, where a graph is being captured or not."""
+        if not self._known:
+            if captures:
+                return UNJUDGED
+            try:
+                self_test(self._optimization)
+            except SpantraceError as error:
+                self._why = str(error)
+            self._known = True
+        return self._why
+
+
+UNJUDGED = "it has not judged itself before the capture"
 _said: dict[tuple[str, Callable[[], list[Case]], Place], str | None] = {}
 """What each self-test of this process found, None where every bit was equal."""
 

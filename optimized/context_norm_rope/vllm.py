@@ -19,6 +19,7 @@ from torch import Tensor
 from optimized.captured import GraphCounts, capturing
 from optimized.context_norm_rope.caching import Norms, Pages, apart, distances, to_pages, why_not, why_not_pages
 from optimized.optimization import Counts
+from optimized.pinning import Judged
 from spantrace.patching import Function
 
 OWN = ("_project_context_kv", "_normalize_context_k", "_build_context_kv_buffers", "_build_fused_kv_buffers")
@@ -55,7 +56,10 @@ class ContextInOneLaunch:
     """The switch; a hit is a context that was made by the launch, by a call or by the replay of a graph."""
 
     def __init__(self) -> None:
+        from optimized.context_norm_rope import OPTIMIZATION
+
         self.counts = Counts()
+        self._judged = Judged(OPTIMIZATION)
         self._graphs = GraphCounts(self.counts)
         self._refused: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         self._broken: str | None = None
@@ -85,7 +89,9 @@ class ContextInOneLaunch:
             context_slot_mapping: Tensor | Sequence[Tensor | None] | None = None,
         ) -> None:
             slots = _by_layer(model, context_slot_mapping)
-            if slots is not None:
+            if slots is None:
+                self._judge(context_states)
+            else:
                 reason = self._place(model, context_states, context_positions, slots)
                 self._graphs.note(context_states, len(context_states), reason)
                 if reason is None:
@@ -93,6 +99,13 @@ class ContextInOneLaunch:
             original(model, context_states, context_positions, context_slot_mapping)
 
         return precompute
+
+    def _judge(self, states: Tensor) -> None:
+        """A dummy run stores nothing, and comes before a request does: the time to find out."""
+        try:
+            self._judged.why_not(capturing(states))
+        except Exception as error:
+            self.counts.failed(error)
 
     def _in_drafter(self, original: Function) -> Function:
         @wraps(original)
@@ -126,6 +139,8 @@ class ContextInOneLaunch:
         """What holds of the model is asked once."""
         if not hasattr(model, "_num_attn_layers"):
             return "its weights have not been stacked yet"
+        if (reason := self._judged.why_not(capturing(states))) is not None:
+            return reason
         if model not in self._refused:
             self._refused[model] = why_not_in_vllm(model)
         if (reason := self._refused[model]) is not None:

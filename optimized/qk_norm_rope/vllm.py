@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimized.captured import UNSEEN, GraphCounts
+from optimized.captured import UNSEEN, GraphCounts, capturing
 from optimized.optimization import Counts
+from optimized.pinning import Judged
 from optimized.qk_norm_rope.pairs import Pair, norm_and_rotate, why_not
 from spantrace.patching import Function
 
@@ -47,7 +48,10 @@ class FusedAttentionHeads:
     """The switch; a hit is a replay of a drafter's graph, or one layer's call outside of graphs."""
 
     def __init__(self) -> None:
+        from optimized.qk_norm_rope import OPTIMIZATION
+
         self.counts = Counts()
+        self._judged = Judged(OPTIMIZATION)
         self._graphs = GraphCounts(self.counts)
         self._broken: str | None = None
 
@@ -84,7 +88,7 @@ class FusedAttentionHeads:
         made, reason = None, self._broken
         if reason is None:
             try:
-                reason = why_not_in_vllm(attention)
+                reason = self._judged.why_not(capturing(states)) or why_not_in_vllm(attention)
                 if reason is None:
                     reason, made = _made(attention, positions, states)
             except Exception as error:

@@ -216,7 +216,7 @@ def _imported(name: str, module: str) -> None:
     from optimized.gate import public
 
     try:
-        optimized.apply([name], public(running_vllm()))
+        optimized.apply([name], public(running_vllm()), judge=False)  # the process may not have chosen its GPU yet
         del _waiting[name]
     except Exception as error:
         names = [*optimized.applied(), *_waiting]

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: E402
 from compiling import compiled_for_a_gpu  # noqa: E402
 from planting import with_a_fault  # noqa: E402
 
-from optimized import captured, launching  # noqa: E402
+from optimized import captured, launching, pinning  # noqa: E402
 from optimized.captured import REPLAY, UNSEEN, GraphCounts  # noqa: E402
 from optimized.cases import Place  # noqa: E402
 from optimized.context_norm_rope import OPTIMIZATION as CONTEXT  # noqa: E402
@@ -218,6 +218,28 @@ def test_both_compile_for_an_h200(width: int, tmp_path: Path, monkeypatch: Patch
         assert "rsqrt.approx" in code
         assert "st.local" not in code
         assert kernel.metadata.shared <= 1024
+
+
+# In a server
+
+
+def test_in_a_server_it_judges_itself_at_its_first_call_once_and_never_in_a_capture(monkeypatch: Patch) -> None:
+    judged: list[str] = []
+    monkeypatch.setattr(pinning, "_said", {})
+    monkeypatch.setattr(pinning, "_disagreement", lambda item, place: judged.append(item.id))
+    first, again = pinning.Judged(HEADS), pinning.Judged(HEADS)
+    assert (first.why_not(True), judged) == (pinning.UNJUDGED, [])
+    assert [one.why_not(False) for one in (first, first, again)] == [None] * 3
+    assert (first.why_not(True), judged) == (None, [HEADS.id])
+
+
+def test_a_server_whose_order_is_another_one_is_told_so(tmp_path: Path, monkeypatch: Patch) -> None:
+    broken = with_a_fault(pair_kernels, *PAIR_FAULTS["pairs are halves"], tmp_path)
+    monkeypatch.setattr(pair_kernels, "norm_in_pairs_and_rotate", broken.norm_in_pairs_and_rotate)
+    monkeypatch.setattr(pinning, "_said", {})
+    why = pinning.Judged(HEADS).why_not(False) or ""
+    assert why.startswith(f"{HEADS.id} cannot be applied: with torch")
+    assert "differ from its reference's" in why
 
 
 # Replays
