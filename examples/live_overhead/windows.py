@@ -47,7 +47,7 @@ class Stream(threading.Thread):
 
     def _request(self, number: int) -> None:
         body = {"model": "m", "prompt": [10 + (number * 7 + i) % 900 for i in range(256)], "max_tokens": self.tokens,
-                "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
+                "temperature": 0, "ignore_eos": True, "skip_special_tokens": False, "stream": True}  # fmt: skip
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
