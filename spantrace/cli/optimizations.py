@@ -157,8 +157,8 @@ def _here() -> tuple[tuple[str, ...], list[Listing]]:
             absent = Admission(State.REFUSED, "vLLM is not installed in this environment")
             admissions.append(admit_here(item, vllm) if vllm else absent)
         best = next((one for one in admissions if one.state is State.APPLIES), admissions[0])
-        others, place = tuple(one.why for one in admissions if one is not best), None if item.seams_at() else vllm
-        listings.append(Listing(item, best, None, others, place))
+        others, place = {one.why for one in admissions} - {best.why}, None if item.seams_at() else vllm
+        listings.append(Listing(item, best, None, tuple(others), place))
     return ("built-in cycle", f"vLLM {vllm} in this environment" if vllm else "no vLLM in this environment"), listings
 
 
