@@ -74,6 +74,15 @@ def admit_here(item: Optimization, vllm: str) -> Admission:
     return Admission(State.REFUSED, "; ".join(reasons)) if reasons else found
 
 
+def admit_built_in(item: Optimization, drafter: str | None = None) -> Admission:
+    """Whether `item` fires in the built-in cycle, with that drafter where it is known."""
+    if not item.seams_at():
+        return Admission(State.REFUSED, f"it does not fire in the {BUILT_IN}")
+    if drafter is not None and drafter not in item.drafters:
+        return Admission(State.REFUSED, f"it is for {', '.join(item.drafters)}, and the drafter here is {drafter}")
+    return Admission(State.APPLIES)
+
+
 def strangers(item: Optimization, version: str, sources: Path) -> list[str]:
     """The functions below `sources` that are not those whose hashes `item` has for that version."""
     known = {target: hashes[version] for target, hashes in item.sources.items() if version in hashes}

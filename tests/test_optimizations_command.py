@@ -41,7 +41,8 @@ def say(capsys: Captured) -> Say:
 
 
 def recorded(path: Path, vllm: str | None = "0.33.0", **parts: Any) -> str:
-    made = make_recording(cycles=30, server={"vllm": vllm, "method": "dflash"}, **parts)
+    engine = {} if vllm else {"engine": "built-in cycle"}
+    made = make_recording(cycles=30, server={"vllm": vllm, "method": "dflash", **engine}, **parts)
     made.save(path)
     return str(path)
 
@@ -87,6 +88,22 @@ def test_a_recording_of_each_version(vllm: str | None, state: str, why: str, say
     assert bool(said["why"]) == bool(why)
     assert other["state"] == ("refused" if vllm else "applies")
     assert said["fires_in"] == "vLLM 0.26.0, 0.28.0 to 0.33.0"
+
+
+def test_in_the_built_in_cycle_what_is_for_another_drafter_is_refused(say: Say, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r.spantrace", None)
+    for name, drafters in (("gen-bookkeeping", "dspark"), ("context-norm-rope", "")):
+        why = f"it is for {drafters}, and the drafter here is dflash" if drafters else ""
+        said = say(path, chosen=name)
+        assert (said["state"], said["why"]) == ("refused" if drafters else "applies", why)
+
+
+def test_a_trace_that_does_not_say_what_it_is_of_is_one_sentence(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "r.spantrace"
+    make_recording(cycles=30, server={"vllm": None}).save(path)
+    assert run(["optimizations", str(path)]) == EXIT_BAD_INPUT
+    why = "does not say which vLLM it is of, so what could be switched on is not known"
+    assert capsys.readouterr() == ("", f"spantrace: {path} {why}\n")
 
 
 def test_what_is_upstream_or_for_another_method(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,33 +172,28 @@ def _built_in(item: Optimization) -> Admission:
 def _in_recording(path: Path) -> tuple[tuple[str, ...], list[Listing]]:
     """What was on while it was made, and what that server could have taken."""
     import optimized
+    from spantrace.errors import SpantraceError
     from spantrace.loading import load
     from spantrace.switched import switched
 
     header = load(path).header
     server = header.get("server") or {}
     vllm, method = server.get("vllm"), server.get("method")
+    engine = f"vLLM {vllm}" if vllm else server.get("engine")
+    if not engine:
+        raise SpantraceError(f"{path} does not say which vLLM it is of, so what could be switched on is not known")
     counted = {one.id: one for one in switched(header)}
     found = [_then(item, vllm, method, counted.get(name)) for name, item in optimized.discover().items()]
     listings = [replace(one, vllm=vllm) for one in found]
-    about = [f"vLLM {vllm}" if vllm else "built-in cycle", *([f"method {method}"] if method else [])]
-    return (path.name, *about), listings
+    return (path.name, engine, *([f"method {method}"] if method else [])), listings
 
 
 def _then(item: Optimization, vllm: str | None, method: str | None, counted: Switched | None) -> Listing:
-    from optimized.gate import Admission, State, admit
-    from optimized.seams import BUILT_IN
+    from optimized.gate import admit, admit_built_in
 
     if counted is not None:
         return _on(item, counted)
-    if vllm:
-        return Listing(item, admit(item, vllm, method))
-    return Listing(
-        item,
-        Admission(State.APPLIES)
-        if item.seams_at()
-        else Admission(State.REFUSED, f"it does not fire in the {BUILT_IN}"),
-    )
+    return Listing(item, admit(item, vllm, method) if vllm else admit_built_in(item, method))
 
 
 def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[Listing]]:
