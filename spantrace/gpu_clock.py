@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from spantrace.wrapping import Flag
-
-if TYPE_CHECKING:
-    from spantrace.graph_spans import GraphTimes
 
 BUDGET = 10
 """Event records in a timed cycle; none comes before the first cycle, so none into a graph under capture at start."""
@@ -33,6 +30,18 @@ class TimingEvent(Protocol):
 
     def elapsed_time(self, other: Any) -> float:
         """Milliseconds from this event to a later one."""
+
+
+class PartsOfGraphs(Protocol):
+    """What times the parts of the graphs that are replayed in a clock's spans; `reads` counts the events read."""
+
+    reads: int
+
+    def new_cycle(self, timed: bool) -> None:
+        """A cycle begins, and its GPU spans are timed or not."""
+
+    def drain(self) -> list[int]:
+        """Take out the values of the rows so far."""
 
 
 class GpuClock:
@@ -62,7 +71,7 @@ class GpuClock:
         self._spans: deque[tuple[int, int, int, int, int]] = deque()
         self._dead = False
         self.timing = Flag()
-        self.graphs: GraphTimes | None = None
+        self.graphs: PartsOfGraphs | None = None
         self.cycles = 0
         self.skipped = 0
         self.errors = 0

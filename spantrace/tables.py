@@ -37,6 +37,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if size >= 0.00995 or size < 0.0005 else f"{value:.3f}"
 
 
+def probability(value: float) -> str:
+    """A p-value with three decimals."""
+    return f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
 def percent(value: float) -> str:
     """A share as whole percent: 0.38 is 38%."""
     return f"{value:.0%}"

@@ -12,7 +12,7 @@ from analyzers.effects import Effect
 from analyzers.quantities import ACCEPTANCE, CYCLE, Quantity
 from spantrace.cli import saved
 from spantrace.cli.gating import gate_data, gate_facts
-from spantrace.tables import Cell, Column, Document, Headline, Row, Table, number, signed_percent
+from spantrace.tables import Cell, Column, Document, Headline, Row, Table, number, probability, signed_percent
 
 if TYPE_CHECKING:
     from analyzers.gates import Judged
@@ -43,11 +43,6 @@ def attribution_document(
         (*gate_facts(judged), *saved.facts(found)),
         _data(found, judged),
     )
-
-
-def written_p(value: float) -> str:
-    """A p-value with three decimals."""
-    return f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
 def label(quantity: Quantity) -> str:
@@ -91,7 +86,7 @@ def _headline(found: Attribution) -> Headline:
         return Headline(f"{word} NEVER FIRED", (f"{took}, but nothing that was on fired.",), "bold red")
     if arm.not_enough and not effect.shown:
         return Headline("NOT ENOUGH", (f"{took}.", f"{arm.not_enough.removeprefix('not enough: ')}."), "bold yellow")
-    bounds = f"95% interval {interval(change)}, p {written_p(effect.adjusted or 0.0)}"
+    bounds = f"95% interval {interval(change)}, p {probability(effect.adjusted or 0.0)}"
     if not effect.shown:
         return Headline(f"{word} ~", (f"No difference is shown: {took} ({bounds}).",), "bold")
     style = "bold green" if change.difference.value < 0 else "bold red"
@@ -116,7 +111,7 @@ _COLUMNS = (
     Column("change_high", "high", only="data"),
     Column("difference", "difference", only="data"),
     Column("p", "p", only="data"),
-    Column("p_holm", "p", write=written_p, optional=True),
+    Column("p_holm", "p", write=probability, optional=True),
     Column("left_out", "left out", only="data"),
     Column("without", "left out", write=signed_percent, only="text", optional=True),
     Column("separation", "separation", only="data"),

@@ -132,7 +132,7 @@ def _on(sides: list[list[Recording]]) -> list[tuple[Switched, ...]]:
 
 
 def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
-    from spantrace.tables import Headline, number, signed_percent
+    from spantrace.tables import Headline, number, probability, signed_percent
 
     cycle = found.rows[0]
     assert cycle.a is not None
@@ -140,7 +140,7 @@ def _headline(found: Comparison, names: tuple[str, str]) -> Headline:
     assert cycle.delta is not None
     took = f"{names[1]} takes {number(cycle.b.value)} ms a cycle, {names[0]} {number(cycle.a.value)}"
     bounds = (
-        f"95% interval {' '.join(_interval(cycle).split())}, p {written_p(cycle.p or 0.0)}"
+        f"95% interval {' '.join(_interval(cycle).split())}, p {probability(cycle.p or 0.0)}"
         if cycle.low is not None
         else "too few values"
     )
@@ -187,7 +187,7 @@ def _notes(found: Comparison) -> list[Fact]:
 
 
 def _table(found: Comparison, names: tuple[str, str]) -> Table:
-    from spantrace.tables import Column, Table, number, signed_percent
+    from spantrace.tables import Column, Table, number, probability, signed_percent
 
     columns = (
         Column("span", "span"),
@@ -199,7 +199,7 @@ def _table(found: Comparison, names: tuple[str, str]) -> Table:
         Column("delta", "delta", write=signed_percent, only="data"),
         Column("delta_low", "low", write=signed_percent, only="data"),
         Column("delta_high", "high", write=signed_percent, only="data"),
-        Column("p", "p", write=written_p),
+        Column("p", "p", write=probability),
         Column("absent", "absent", only="data"),
     )
     return Table(columns, tuple(_row(row, names) for row in found.rows))
@@ -228,11 +228,6 @@ def _interval(row: SpanDelta) -> str:
     if row.low is None or row.high is None:
         return "-"
     return f"{signed_percent(row.low):>6} .. {signed_percent(row.high):>6}"
-
-
-def written_p(value: float) -> str:
-    """A probability as people read it."""
-    return f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
 def _colour(value: Cell) -> str:

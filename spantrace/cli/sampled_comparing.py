@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spantrace.cli.sampled import LABEL
-from spantrace.tables import Column, Document, Fact, Headline, Row, Table, percent
+from spantrace.tables import Column, Document, Fact, Headline, Row, Table, percent, probability
 
 if TYPE_CHECKING:
     from analyzers.sampled_compare import SampledComparison, ShareDelta
@@ -38,8 +38,6 @@ def _headline(found: SampledComparison) -> Headline:
 
 
 def _table(found: SampledComparison, names: tuple[str, str]) -> Table:
-    from spantrace.cli.compare import written_p
-
     columns = (
         Column("span", "span"),
         Column("a_share", f"{names[0]} share", write=percent),
@@ -49,7 +47,7 @@ def _table(found: SampledComparison, names: tuple[str, str]) -> Table:
         Column("delta", "delta", write=percent, only="data"),
         Column("delta_low", "low", write=percent, only="data"),
         Column("delta_high", "high", write=percent, only="data"),
-        Column("p", "p", write=written_p),
+        Column("p", "p", write=probability),
     )
     return Table(columns, tuple(_row(row) for row in found.rows))
 
