@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from optimized.optimization import Counts
-from spantrace.cli.wording import counted
+from spantrace.cli.fired import counted
 from spantrace.switched import KEY, from_counts, summed, switched
 from spantrace.vllm_adapter.choice import _less
 

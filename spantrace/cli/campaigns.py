@@ -108,7 +108,7 @@ def _document(store: Store, found: Attribution, judged: tuple[Judged, ...], runs
 def _restored(plan: Plan, runs: Runs) -> list[Fact]:
     """How often stock was without the fixes that the plan restores, and which of them it was never without."""
     from optimized.optimization import STOCK_OF
-    from spantrace.cli.wording import counted
+    from spantrace.cli.fired import counted
     from spantrace.switched import KEY, Switched, from_counts, summed
     from spantrace.tables import Fact
 

@@ -88,7 +88,8 @@ def comparison_document(
 ) -> Document:
     """The comparison as people read it; `files` is what `names` stand for."""
     from analyzers.trust import trust
-    from spantrace.cli.wording import DOUBT_STYLES, optimization_facts
+    from spantrace.cli.fired import optimization_facts
+    from spantrace.cli.wording import DOUBT_STYLES
     from spantrace.tables import Document, Fact
 
     labels = [file if file == name else f"{name} = {file}" for name, file in zip(names, files, strict=True)]

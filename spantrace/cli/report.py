@@ -89,6 +89,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
     from analyzers.span_table import span_table
     from analyzers.trust import trust
     from spantrace.cli import wording
+    from spantrace.cli.fired import optimization_facts
     from spantrace.cli.graph_wording import graph_facts
     from spantrace.cli.sensitivity import by_delays
     from spantrace.cli.traces import trace_facts
@@ -112,7 +113,7 @@ def report(recording: Recording, baseline: Recording | None, kinds: frozenset[Ki
         costs(table.rows, gpu=saturation.gpu is not None),
         (
             *(trace_facts(recording.header) or [wording.speculation(earned, wording.is_synthetic(recording))]),
-            *wording.optimization_facts(recording.header),
+            *optimization_facts(recording.header),
             *graph_facts(graphs),
             *trust_facts(trusted, created),
         ),

@@ -80,7 +80,7 @@ def _enough(found: Attribution) -> list[Fact]:
 
 
 def _hits(found: Attribution) -> list[Fact]:
-    from spantrace.cli.wording import counted
+    from spantrace.cli.fired import counted
 
     parts = [_of(arm, f"{one.id} {counted(one)}", one.id) for arm in found.arms for one in arm.fired]
     warnings = [_of(arm, one.warning, one.id) for arm in found.arms for one in arm.fired if one.warning]

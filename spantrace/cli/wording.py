@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from spantrace.cli.traces import trace_line
 from spantrace.legible import legible
-from spantrace.ranks import counts_by_rank, ranks
+from spantrace.ranks import ranks
 from spantrace.spans import GraphMode, Kind
-from spantrace.switched import Switched, switched
 from spantrace.tables import Document, Fact, Format, Headline, number, percent
 
 if TYPE_CHECKING:
@@ -223,31 +222,3 @@ def _break_even(found: Economics) -> str:
         f"break-even length {found.break_even_length:.2f} "
         f"(baseline {number(found.baseline_ms_per_token)} ms per token{gain})"
     )
-
-
-def optimization_facts(header: Mapping[str, Any], label: str = "optimized") -> list[Fact]:
-    """A line for each optimization that was on: its hits, in all and by rank, and why it did not take the rest."""
-    found = switched(header)
-    widest = max((len(one.id) for one in found), default=0)
-    return [
-        Fact(label, (f"{one.id.ljust(widest)}  {counted(one)}", *_by_rank(header, one.id), *_reasons(one)))
-        for one in found
-    ]
-
-
-def _by_rank(header: Mapping[str, Any], name: str) -> list[str]:
-    """Its hits on each rank, where there are several."""
-    each = counts_by_rank(header).get(name, {})
-    return [", ".join(f"rank {rank} {one['hits']:,}" for rank, one in each.items())] if len(ranks(header)) > 1 else []
-
-
-def counted(one: Switched) -> str:
-    """How often an optimization took a call, which sorts of hits are among them, and how often it did not."""
-    failed = f", {one.errors:,} error{'s' * (one.errors != 1)}" if one.errors else ""
-    hits, fell = f"{one.hits:,} hit{'s' * (one.hits != 1)}", f"{one.fallbacks:,} fallback{'s' * (one.fallbacks != 1)}"
-    told = ", ".join(f"{count:,} {sort}" for sort, count in one.sorts)
-    return f"{hits}{f' ({told})' if told else ''}, {fell}{failed}"
-
-
-def _reasons(one: Switched) -> list[str]:
-    return [f"{count:,} because {reason}" for reason, count in one.reasons]
