@@ -18,7 +18,7 @@ from typing import Any
 
 from optimized.cases import Place
 from optimized.optimization import Optimization, Switch
-from optimized.pinning import self_test
+from optimized.pinning import hindrance, self_test
 from optimized.seams import BUILT_IN, Seam
 from spantrace.errors import SpantraceError
 from spantrace.patching import Patch, PatchSet, plan
@@ -42,23 +42,23 @@ def discover() -> dict[str, Optimization]:
     return dict(sorted(found.items()))
 
 
-def select(text: str, vllm: str | None = None, device: str | None = None) -> list[str]:
+def select(text: str, vllm: str | None = None, place: Place | None = None) -> list[str]:
     """The ids that "a,b", "all" or "none" names, with named sets; raises SpantraceError for an unknown one.
 
     All are those with a seam in the built-in cycle, or in the vLLM of that version, less those that rebuild stock and
     those `left_out`.
     """
     if text in ("all", "none"):
-        without = left_out(text, vllm, device)
+        without = left_out(text, vllm, place)
         fitting = [name for name, item in discover().items() if item.seams_at(vllm) and not item.restores]
         return [name for name in fitting if name not in without and text == "all"]
     return _known(members(part.strip() for part in text.split(",")))
 
 
-def left_out(text: str, vllm: str | None = None, device: str | None = None) -> dict[str, str]:
-    """By id, why "all", and no other text, leaves out what this machine cannot do, or not on that device of it."""
+def left_out(text: str, vllm: str | None = None, place: Place | None = None) -> dict[str, str]:
+    """By id, what "all", and no other text, leaves out as it cannot be done here, or at that place, and why."""
     fitting = {name: item for name, item in discover().items() if item.seams_at(vllm) and text == "all"}
-    return {name: "; ".join(unmet) for name, item in fitting.items() if (unmet := item.unmet(device))}
+    return {name: why for name, item in fitting.items() if (why := hindrance(item, place))}
 
 
 def members(names: Iterable[str]) -> list[str]:

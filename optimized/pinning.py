@@ -11,20 +11,32 @@ from spantrace.errors import SpantraceError
 
 
 def self_test(optimization: Optimization, place: Place | None = None) -> None:
-    """Raise SpantraceError where a PINNED optimization is not equal to its reference in every bit at `place`.
+    """Raise SpantraceError where there is a `disagreement`."""
+    if (why := disagreement(optimization, place)) is not None:
+        raise SpantraceError(f"{optimization.id} cannot be applied: {why}")
 
-    That is this machine's first choice unless told otherwise. Its cases run once in a process at each place; what they
-    showed stands until the process ends.
+
+def disagreement(optimization: Optimization, place: Place | None = None) -> str | None:
+    """How a PINNED optimization differs from its reference at `place`; None where every bit is equal, and of others.
+
+    The place is this machine's first choice unless told otherwise. Its cases run once in a process at each place; what
+    they showed stands until the process ends.
     """
     if optimization.agreement is not Agreement.PINNED:
-        return
+        return None
     from optimized.judging import choose_place
 
     key = optimization.id, optimization.cases, place or choose_place()
     if key not in _said:
         _said[key] = _disagreement(optimization, key[-1])
-    if (sentence := _said[key]) is not None:
-        raise SpantraceError(sentence)
+    return _said[key]
+
+
+def hindrance(optimization: Optimization, place: Place | None) -> str | None:
+    """Why it cannot be applied on this machine, or at one place of it, where a PINNED one judges itself."""
+    if place is None:
+        return "; ".join(optimization.unmet()) or None
+    return "; ".join(optimization.unmet(place.device)) or disagreement(optimization, place)
 
 
 class Judged:
@@ -62,8 +74,8 @@ def _disagreement(optimization: Optimization, place: Place) -> str | None:
     unequal, elements = sum(one.unequal for one in failed), sum(one.elements for one in judged)
     differs = f"{unequal:,} of {elements:,} elements differ from its reference's" if unequal else failed[0].faults[0]
     return (
-        f"{optimization.id} cannot be applied: with {_stack()} {differs} in {len(failed)} of {len(judged)} cases of "
-        f"its self-test on {place.device} in {place.dtype}; it was proven on {optimization.proven}"
+        f"with {_stack()} {differs} in {len(failed)} of {len(judged)} cases of its self-test on {place.device} in "
+        f"{place.dtype}; it was proven on {optimization.proven}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.campaign.order import LEAST_CYCLES, MOST_CYCLES, MOST_REPEATS
-from spantrace.cli.cycle_options import cycle_options
+from spantrace.cli.cycle_options import cycle_options, place_of
 from spantrace.cli.options import directory_option, format_option
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def command(
     store = Store(output or proposed, plan)
     check_results(store, picture, others, final)
     if what == BUILT_IN:
-        tell_left_out(options["optimize"], device=options["device"])
+        tell_left_out(options["optimize"], place=place_of(options))
     if store.missing() and not so_far:
         _measure(store, place, dry_run=dry_run)
     if not dry_run:

@@ -10,6 +10,7 @@ import click
 from spantrace.cli.options import MOST_DRAFTS, MOST_REQUESTS, MOST_TOKENS, device_option, dtype_option
 
 if TYPE_CHECKING:
+    from optimized.cases import Place
     from optimized.reference_cycle.settings import Settings
 
 DRAFTERS = ("dflash", "dspark", "eagle", "none")
@@ -89,13 +90,20 @@ def require_torch() -> None:
         raise SpantraceError("the built-in cycle needs PyTorch; pip install torch")
 
 
+def place_of(options: Mapping[str, Any]) -> Place:
+    """Where the cycle that the options describe runs."""
+    require_torch()
+    from optimized.judging import choose_place
+
+    return choose_place(options["device"], options["dtype"])
+
+
 def settings_of(options: Mapping[str, Any]) -> Settings:
     """The cycle that the options describe."""
-    from optimized.judging import choose_place
     from optimized.reference_cycle.geometry import GEOMETRIES
     from optimized.reference_cycle.settings import Settings
 
-    place = choose_place(options["device"], options["dtype"])
+    place = place_of(options)
     geometry = GEOMETRIES[options["geometry"]].scaled(options["layers"], options["hidden"], options["vocab"])
     same = {name: options[name] for name in ("drafter", "draft_length", "batch", "context", "seed")}
     return Settings(geometry, device=place.device, dtype=place.dtype, **same)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from optimized.cases import Place
     from optimized.optimization import Optimization
 
 
@@ -47,13 +48,13 @@ def restored(ids: Iterable[str]) -> list[str]:
     return [f"{item.restores} is restored to stock: {item.summary}" for item in items]
 
 
-def tell_left_out(text: str, vllm: str | None = None, device: str | None = None) -> None:
+def tell_left_out(text: str, vllm: str | None = None, place: Place | None = None) -> None:
     """Say on stderr what "all" leaves out here, of the built-in cycle's or of the vLLM of that version's, and why."""
     import click
 
     import optimized
 
-    why = optimized.left_out(text, vllm, device)
+    why = optimized.left_out(text, vllm, place)
     for reason in dict.fromkeys(why.values()):
         without = ", ".join(name for name, other in why.items() if other == reason)
         click.echo(f"spantrace: all leaves out {without}: {reason}", err=True)

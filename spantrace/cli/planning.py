@@ -41,10 +41,11 @@ def _table(what: str, options: Mapping[str, Any], place: Path) -> dict[str, Any]
     """The plan that the flags describe, as a file would have it."""
     import optimized
     from spantrace.campaign.plan import BUILT_IN, SERVE
+    from spantrace.cli.cycle_options import place_of
 
     cycle = [name for name in options if name not in (*_OWN, *_ARMS, "gates", "load", "arguments")]
-    device = options["device"] if what == BUILT_IN else None
-    names = optimized.select(options["optimize"], _version(what, place), device)
+    at = place_of(options) if what == BUILT_IN else None
+    names = optimized.select(options["optimize"], _version(what, place), at)
     arms = {"optimize": names, "aa": not options["no_aa"]}
     table = {"target": what, **{name: options[name] for name in _OWN}, **arms}
     if what == BUILT_IN:

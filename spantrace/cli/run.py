@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.cli import making
-from spantrace.cli.cycle_options import cycle_options, rates_of, require_torch, settings_of
+from spantrace.cli.cycle_options import cycle_options, place_of, rates_of, require_torch, settings_of
 from spantrace.cli.making import force_option, output_option
 from spantrace.cli.options import MOST_CYCLES
 
@@ -44,7 +44,7 @@ def command(output: Path | None, force: bool, **options: Any) -> None:
     header["server"]["engine"] = ENGINE
     with Journal(path, header) as journal:
         _run(asked, journal)
-    tell_left_out(options["optimize"], device=options["device"])
+    tell_left_out(options["optimize"], place=place_of(options))
 
 
 def _run(asked: Asked, journal: Journal) -> None:
@@ -75,7 +75,7 @@ def _asked(options: dict[str, Any]) -> Asked:
     import optimized
     from spantrace.built_in.running import Asked
 
-    names = optimized.select(options["optimize"], device=options["device"])
+    names = optimized.select(options["optimize"], place=place_of(options))
     settings, rates = settings_of(options), rates_of(options["accept"])
     counts = options["cycles"], options["warmup"]
     return Asked(settings, rates, tuple(names), *counts, graph_spans=options["graph_spans"])

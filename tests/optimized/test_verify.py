@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from optimized.reference_cycle.settings import Settings  # noqa: E402
 from spantrace.built_in.running import switched_on  # noqa: E402
 from spantrace.cli.main import run  # noqa: E402
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE, SpantraceError  # noqa: E402
+from spantrace.loading import load  # noqa: E402
 
 ALL = optimized.discover()
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
@@ -410,6 +412,20 @@ def test_a_pinned_optimization_whose_bits_differ_is_refused_and_nothing_is_appli
         assert optimized.applied() == ()
         assert dict(vars(Drafter)) == before
     assert len(made) == 2 * 3, "what the self-test said stands"
+
+
+def test_all_leaves_out_a_pinned_optimization_whose_bits_differ_and_says_so(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    made, path = with_sums(monkeypatch, lambda sum: backwards(sum.rows)), tmp_path / "r.spantrace"
+    short = ["--batch", "1", "--context", "64", "--cycles", "2", "--warmup", "0", "--device", "cpu"]
+    assert run(["run", "--optimize", "all", *short, "-o", str(path)]) == 0
+    assert {one["id"] for one in load(path).header["optimizations"]} == set(optimized.select("all")) - {"sums"}
+    said = capsys.readouterr().err
+    assert re.search(r"\nspantrace: all leaves out sums: with torch .* differ from its reference's in 2 of 2", said)
+    assert len(made) == 2 * 3
+    assert run(["run", "--optimize", "sums", *short, "-o", str(path), "--force"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith("spantrace: sums cannot be applied: with torch ")
 
 
 def test_a_self_test_that_fails_refuses_too(monkeypatch: Patch) -> None:
