@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from spantrace.campaign import contention
+from spantrace.campaign import contention, server
 from spantrace.campaign.contention import LOOK_S, Neighbours
 from spantrace.campaign.holding import Holding
 from spantrace.campaign.parsing import parse
@@ -247,23 +249,69 @@ def test_others_are_watched_from_the_first_step_of_the_load_on(monkeypatch: pyte
     assert (next(works), neighbours.share()) == (1000, 1.0), "asked once, when the first step was there"
 
 
+class EndedLoad:
+    """A load that is over, or has failed, before the recording has begun."""
+
+    running = False
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+
+    def figures(self, timeout: float) -> dict[str, float]:
+        """Nothing, or why it failed."""
+        if self._failure:
+            raise SpantraceError(self._failure)
+        return {}
+
+
+@pytest.mark.parametrize("failure", ["", "the load ended with code 1, it said: no model"])
+def test_a_load_that_was_over_too_soon_is_blamed_and_not_the_span_that_is_held_up(
+    failure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class NoCycle(contextlib.nullcontext[Any]):
+        cycles, steps, note = 0, 0, ""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def run(self, until: Until, progress: Callable[[int], None]) -> None:
+            progress(0)
+
+        def stop(self) -> bool:
+            return True
+
+        def delay(self, request: Frame) -> list[Frame]:
+            return [{"places": 1, "held": {"cycles": 0, "times": 0, "refused": 0}}]
+
+    monkeypatch.setattr(server, "Capture", lambda *_: NoCycle())
+    monkeypatch.setattr(server, "roles", lambda found: {})
+    target, arm = RunningServer(Store(tmp_path, plan_of(":81")), tmp_path), Arm("held", delay={"sample": 50})
+    found: Any = SimpleNamespace(root=os.getpid())
+    journal: Any = None
+    load: Any = EndedLoad(failure)
+    with pytest.raises(SpantraceError, match=failure or "^the load ended after 0 of 100 decode cycles") as raised:
+        target._record(found, arm, journal, load)
+    assert not isinstance(raised.value, Gone)
+
+
 @pytest.mark.parametrize(
-    ("places", "times", "refused", "why", "gone"),
+    ("places", "cycles", "times", "refused", "why", "gone"),
     [
-        (0, 0, 0, "no function of sample runs here that could be held up", True),
-        (1, 0, 0, "sample never ran in 9 cycles, so that it cannot be held up", True),
-        (1, 0, 2, "sample was held up in 0 of 9 cycles, 2 were refused", False),
-        (1, 8, 0, "sample was held up in 8 of 9 cycles, 0 were refused", False),
+        (0, 0, 0, 0, "no function of sample runs here that could be held up", True),
+        (1, 9, 0, 0, "sample never ran in 9 cycles, so that it cannot be held up", True),
+        (1, 9, 0, 2, "sample was held up in 0 of 9 cycles, 2 were refused", False),
+        (1, 9, 8, 0, "sample was held up in 8 of 9 cycles, 0 were refused", False),
+        (1, 0, 0, 0, "sample was held up in 0 of 9 cycles, 0 were refused", False),
     ],
 )
 def test_what_cannot_be_held_up_at_all_ends_the_campaign(
-    places: int, times: int, refused: int, why: str, gone: bool
+    places: int, cycles: int, times: int, refused: int, why: str, gone: bool
 ) -> None:
-    answers = iter([(places, 0, 0), (0, times, refused)])
+    answers = iter([(places, 0, 0, 0), (0, cycles, times, refused)])
 
     def ask(request: Frame) -> list[Frame]:
-        where, held, not_held = next(answers)
-        return [{"places": where, "held": {"times": held, "refused": not_held}}]
+        where, begun, held, not_held = next(answers)
+        return [{"places": where, "held": {"cycles": begun, "times": held, "refused": not_held}}]
 
     def hold() -> None:
         holding = Holding({"sample": 50}, ask)

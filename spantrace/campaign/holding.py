@@ -18,7 +18,7 @@ class Holding:
     def __init__(self, delay: Mapping[str, float], ask: Callable[[Frame], list[Frame]]) -> None:
         self._delay, self._ask = delay, ask
         self._until = 0.0
-        self._times = self._refused = 0
+        self._cycles = self._times = self._refused = 0
 
     def renew(self) -> None:
         """To be called more often than a delay lasts; `Gone` where nothing runs that could be held up."""
@@ -29,11 +29,14 @@ class Holding:
                 raise Gone(f"no function of {span} runs here that could be held up")
 
     def end(self, cycles: int) -> None:
-        """Hold nothing up any more; SpantraceError where that was not done in each of `cycles`, `Gone` in none."""
+        """Hold nothing up any more; SpantraceError where that was not done in each of `cycles`.
+
+        `Gone` where the span was in none of those that began meanwhile; where none began, that tells nothing of it.
+        """
         if not self._delay:
             return
         self._told(OFF)
-        if not self._times and not self._refused:
+        if self._cycles and not self._times and not self._refused:
             raise Gone(f"{', '.join(self._delay)} never ran in {cycles} cycles, so that it cannot be held up")
         if self._refused or self._times < cycles:
             said = f"{self._times} of {cycles} cycles, {self._refused} were refused"
@@ -42,6 +45,7 @@ class Holding:
     def _told(self, request: Frame) -> int:
         """Ask, and count what was held until then; how many functions are held up now."""
         answers = self._ask(request)
+        self._cycles += sum(answer["held"]["cycles"] for answer in answers)
         self._times += sum(answer["held"]["times"] for answer in answers)
         self._refused += sum(answer["held"]["refused"] for answer in answers)
         return sum(answer["places"] for answer in answers)

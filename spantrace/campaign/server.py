@@ -106,7 +106,7 @@ class ServerTarget(ABC):
                 break
             if time.monotonic() - last > IDLE_S:
                 raise capture.nothing(f"no cycle in {IDLE_S:g} s: the server is idle")
-        if not capture.note:
+        if not capture.note and capture.cycles >= self._plan.length:
             holding.end(self._plan.cycles)
 
 
