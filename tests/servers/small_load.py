@@ -1,6 +1,6 @@
 """A load for `spantrace ab`: greedy completions one after another, and what they took, as a campaign reads it.
 
-python small_load.py URL MODEL RESULT
+python small_load.py URL MODEL RESULT [REQUESTS]
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 REQUESTS, TOKENS = 3, 64
 
 
-def main(url: str, model: str, result: str) -> None:
+def main(url: str, model: str, result: str, requests: str = str(REQUESTS)) -> None:
     """Put the load on and write its result."""
     took = []
-    for index in range(REQUESTS):
+    for index in range(int(requests)):
         body = {
             "model": model,
             "prompt": f"Request {index}",
@@ -32,7 +32,7 @@ def main(url: str, model: str, result: str) -> None:
             answer.read()
         took.append(time.perf_counter() - begun)
     whole = sum(took)
-    figures = {"latency_ms": 1e3 * whole / REQUESTS, "tokens_per_s": REQUESTS * TOKENS / whole}
+    figures = {"latency_ms": 1e3 * whole / len(took), "tokens_per_s": len(took) * TOKENS / whole}
     Path(result).write_text(json.dumps(figures))
 
 
