@@ -54,5 +54,5 @@ RESTORED_STOCK = Optimization(
     cases=late("optimized.keep_last_block.dropped_reference:cases"),
     sources={target: {"0.33.0": text} for target, text in _HASHES.items()},
     methods=METHODS,
-    evidence="tests/versions/test_last_block_dropped.py::test_a_prompt_sent_again_has_hits_of_exactly_one_block_less",
+    evidence="examples/results/h200-campaign-0.33.0-stock.spantrace",
 )

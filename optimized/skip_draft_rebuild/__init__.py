@@ -43,5 +43,5 @@ OPTIMIZATION = Optimization(
     sources=SOURCES,
     upstream=">=0.32,<0.34",
     methods=("dflash", "dspark"),
-    evidence="tests/versions/test_skip_draft_rebuild.py::test_a_full_replay_has_hits_and_nothing_is_built_for_it",
+    evidence="examples/results/h200-campaign-0.26.0-all.spantrace",
 )

@@ -40,6 +40,5 @@ RESTORED_STOCK = Optimization(
     cases=late("optimized.skip_draft_rebuild.reference:restored_cases"),
     sources=SOURCES,
     methods=("dflash", "dspark"),
-    evidence="tests/versions/test_skip_draft_rebuild.py::"
-    "test_a_restored_replay_has_hits_and_metadata_is_built_for_it_but_no_slot_mappings",
+    evidence="examples/results/h200-campaign-0.33.0-stock.spantrace",
 )

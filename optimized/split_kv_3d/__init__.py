@@ -41,5 +41,5 @@ OPTIMIZATION = Optimization(
     cases=late("optimized.split_kv_3d.reference:cases"),
     sources=SOURCES,
     methods=("dflash", "dspark"),
-    evidence="tests/gpu/test_split_kv_3d_on_cuda.py::test_it_has_hits_in_vllms_own_layer",
+    evidence="examples/results/h200-campaign-0.26.0-all.spantrace",
 )
