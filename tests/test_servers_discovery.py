@@ -14,7 +14,7 @@ import pytest
 
 from spantrace.control import ControlServer
 from spantrace.errors import SpantraceError
-from spantrace.vllm_adapter import servers
+from spantrace.vllm_adapter import command_line
 from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.plugin import handle
 from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of, roles
@@ -105,6 +105,24 @@ def test_the_role_is_in_the_title(title: str, role: str) -> None:
 def test_port_and_model_are_read_from_the_command(command: str, port: int | None, model: str) -> None:
     server = Server(1, command, "0.33.0")
     assert (server.port(), server.model()) == (port, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ("""--speculative-config '{"method": "dflash", "model": "d"}'""", "dflash"),
+        ("""--speculative-config='{"method": "dspark"}'""", "dspark"),
+        ("--speculative-config.method eagle3 --speculative-config.model d", "eagle3"),
+        ("""--speculative-config '{"model": "d"}'""", None),
+        ("""--speculative-config '{"method": 7}'""", None),
+        ("--speculative-config [dflash]", None),
+        ("--speculative-config " + "[" * 100_000, None),
+        ("", None),
+    ],
+    ids=range(8),
+)
+def test_the_method_is_read_from_the_command(options: str, method: str | None) -> None:
+    assert Server(1, f"vllm serve org/model {options}", "0.33.0").method() == method
 
 
 @pytest.mark.parametrize(
@@ -234,8 +252,8 @@ def test_a_process_whose_environment_is_hidden() -> None:
 
 
 def test_titles_that_are_vllms() -> None:
-    assert servers._is_vllm("python -m vllm.entrypoints.openai.api_server --model m")
-    assert servers._is_vllm("/venv/bin/python3 /venv/bin/vllm serve m")
-    assert not servers._is_vllm("vim vllm serve.txt")
-    assert not servers._is_vllm("vllm bench serve --model m")
-    assert not servers._is_vllm("grep it's")
+    assert command_line.is_vllm("python -m vllm.entrypoints.openai.api_server --model m")
+    assert command_line.is_vllm("/venv/bin/python3 /venv/bin/vllm serve m")
+    assert not command_line.is_vllm("vim vllm serve.txt")
+    assert not command_line.is_vllm("vllm bench serve --model m")
+    assert not command_line.is_vllm("grep it's")

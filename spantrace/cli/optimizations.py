@@ -215,11 +215,12 @@ def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[List
         answers[f"{member.role} {member.pid}"] = answer
     if not answers:
         raise SpantraceError(f"process {server.root} has no engine process of its own, or is still starting")
-    listings = [replace(_now(item, answers), vllm=server.vllm) for item in optimized.discover().values()]
+    method = server.method()
+    listings = [replace(_now(item, answers, method), vllm=server.vllm) for item in optimized.discover().values()]
     return (server.model(), f"vLLM {server.vllm}", ", ".join(answers)), listings
 
 
-def _now(item: Optimization, answers: Mapping[str, dict[str, Any]]) -> Listing:
+def _now(item: Optimization, answers: Mapping[str, dict[str, Any]], method: str | None) -> Listing:
     from optimized.gate import Admission, State, admit
     from spantrace.switched import from_counts, summed
 
@@ -234,7 +235,7 @@ def _now(item: Optimization, answers: Mapping[str, dict[str, Any]]) -> Listing:
     waits = {module for said in answers.values() for module in said["waiting"].get(item.id, ())}
     remarks = [f"chosen, but no process has imported {', '.join(sorted(waits))}"] if waits else []
     sources = Path(first["sources"]) if first["sources"] and Path(first["sources"]).is_dir() else None
-    return Listing(item, admit(item, first["vllm"], sources=sources), None, tuple(remarks))
+    return Listing(item, admit(item, first["vllm"], method, sources), None, tuple(remarks))
 
 
 def _on(item: Optimization, counted: Switched, *remarks: str) -> Listing:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import psutil
 from spantrace.control import ask, processes
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
+from spantrace.vllm_adapter import command_line
 from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.targets import port_of
 
@@ -22,8 +21,6 @@ ROLES = {
     "VLLM::APIServer": "api",
     "VLLM::DPCoordinator": "other",
 }
-API_SERVER = "vllm.entrypoints.openai.api_server"
-"""The module that serves without `vllm serve`: python -m."""
 MOST_PIDS = 1 << 22
 """Linux gives no greater pid."""
 
@@ -65,19 +62,15 @@ class Server:
 
     def port(self) -> int | None:
         """The port of `--port`, or vLLM's default 8000, as far as the command tells."""
-        words = _words(self.command)
-        value = _option(words, "--port")
-        if value is not None and value.isdecimal():
-            return int(value)
-        return 8000 if "serve" in words or API_SERVER in words else None
+        return command_line.port(self.command)
 
     def model(self) -> str:
         """The model that the command names, "-" where it names none."""
-        words = _words(self.command)
-        after = words[words.index("serve") + 1 :] if "serve" in words else []
-        if after and not after[0].startswith("-"):
-            return after[0]
-        return _option(words, "--model") or "-"
+        return command_line.model(self.command)
+
+    def method(self) -> str | None:
+        """The method of speculation that the command names; None where it leaves that to vLLM."""
+        return command_line.method(self.command)
 
 
 def role_of(title: str) -> str:
@@ -160,18 +153,12 @@ def _describe(directory: Path, pid: int) -> Frame | None:
         return None
 
 
-def _is_vllm(title: str) -> bool:
-    words = _words(title)
-    return (
-        title.startswith("VLLM::")
-        or "vllm.entrypoints" in title
-        or any(Path(word).name == "vllm" and following == "serve" for word, following in itertools.pairwise(words[:4]))
-    )
-
-
 def _root(process: Frame) -> int:
     """The topmost ancestor that is vLLM itself, else the process."""
-    chain = [process["pid"], *(parent["pid"] for parent in process["ancestors"] if _is_vllm(parent["title"]))]
+    chain = [
+        process["pid"],
+        *(parent["pid"] for parent in process["ancestors"] if command_line.is_vllm(parent["title"])),
+    ]
     return int(chain[-1])
 
 
@@ -180,7 +167,7 @@ def _without_socket(known: set[int]) -> list[Frame]:
     for process in psutil.process_iter():
         try:
             title = " ".join(process.cmdline())
-            if process.pid not in known and _is_vllm(title):
+            if process.pid not in known and command_line.is_vllm(title):
                 parents = [{"pid": p.pid, "title": " ".join(p.cmdline())} for p in process.parents()]
                 found.append({"pid": process.pid, "title": title, "ancestors": parents, "deaf": True})
         except psutil.Error:
@@ -235,17 +222,3 @@ def _title(pid: int) -> str:
         return " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
         return ""
-
-
-def _option(words: list[str], name: str) -> str | None:
-    """The value of the last `name VALUE` or `name=VALUE` of a command line, as argparse takes it."""
-    values = [word[len(name) + 1 :] for word in words if word.startswith(f"{name}=")]
-    values += [following for word, following in itertools.pairwise(words) if word == name]
-    return values[-1] if values else None
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return command.split()
