@@ -32,17 +32,20 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 # What measures no time on a server, and what does in the built-in cycle.
 UNTIMED_ON_SERVERS = {"campaign_example", "data_parallel", "drafter_kernels_on_a_server", "graph_spans_on_a_server"}
-UNTIMED_ON_SERVERS |= {"keep_last_block", "probe", "random_weights", "split_kv_on_a_server"}
+UNTIMED_ON_SERVERS |= {"keep_last_block", "random_weights", "split_kv_on_a_server"}
+LONG_ON_SERVERS = {"explain_on_a_server", "probe", "ranks", "stack_sampling_on_a_server"}
 TIMED_IN_CYCLES = {"bench", "campaign", "delayed_cycle", "explained_cycle", "known_answers", "reference_cycle_parts"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/servers starts servers; `beside` is what measures no time, servers one after another."""
+    """Everything in tests/servers starts servers, some for minutes; `beside` measures no time, server after server."""
     for item in items:
         name, on_server = item.path.stem.removeprefix("test_"), TESTS / "servers" in item.path.parents
         if on_server:
             item.add_marker(pytest.mark.server)
             item.add_marker(pytest.mark.timeout(SERVER_TEST_TIMEOUT_S))
+        if on_server and name in LONG_ON_SERVERS:
+            item.add_marker(pytest.mark.long)
         untimed = TESTS / "optimized" in item.path.parents and name not in TIMED_IN_CYCLES
         if untimed or (on_server and name in UNTIMED_ON_SERVERS):
             item.add_marker(pytest.mark.beside)
