@@ -19,6 +19,8 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent / "examples"))
 # pytest puts tests/ on the path, where the folder `optimized` would pass for the package of that name.
 sys.path.insert(0, str(TESTS.parent))
+# pytest-xdist sets it in its workers; what is printed into a pipe is to be as wide as it is for users.
+os.environ.pop("COLUMNS", None)
 
 if TYPE_CHECKING:
     from cpu_server import CpuServer
