@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if untimed or (on_server and name in UNTIMED_ON_SERVERS):
             item.add_marker(pytest.mark.beside)
             item.add_marker(pytest.mark.xdist_group("servers" if on_server else name))
+    # The longest group begins first, and the others run beside it.
+    items.sort(key=lambda item: item.get_closest_marker("beside") is None or item.get_closest_marker("server") is None)
 
 
 class ServerPool:
