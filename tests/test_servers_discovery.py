@@ -112,6 +112,10 @@ def test_port_and_model_are_read_from_the_command(command: str, port: int | None
     [
         ("""--speculative-config '{"method": "dflash", "model": "d"}'""", "dflash"),
         ("""--speculative-config='{"method": "dspark"}'""", "dspark"),
+        (
+            """--speculative-config {"model": "a b", "method": "dflash", "draft": 3} --port 1""",
+            "dflash",
+        ),
         ("--speculative-config.method eagle3 --speculative-config.model d", "eagle3"),
         ("""--speculative-config '{"model": "d"}'""", None),
         ("""--speculative-config '{"method": 7}'""", None),
@@ -119,7 +123,7 @@ def test_port_and_model_are_read_from_the_command(command: str, port: int | None
         ("--speculative-config " + "[" * 100_000, None),
         ("", None),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_the_method_is_read_from_the_command(options: str, method: str | None) -> None:
     assert Server(1, f"vllm serve org/model {options}", "0.33.0").method() == method

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
+import re
 import shlex
 from pathlib import Path
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
 """The module that serves without `vllm serve`: python -m."""
+_METHOD = re.compile(r'--speculative-config[ =][^{]{0,9}\{[^{}]*?"method"\s*:\s*"([\w-]+)"')
 
 
 def words_of(command: str) -> list[str]:
@@ -48,16 +49,14 @@ def model(command: str) -> str:
 
 
 def method(command: str) -> str | None:
-    """The method of speculation that it names; None where it leaves that to vLLM."""
-    words = words_of(command)
-    if said := _option(words, "--speculative-config.method"):
+    """The method of speculation that it names; None where it leaves that to vLLM.
+
+    A process gives its words without the quotes that held them together, so that its JSON is looked for as it stands.
+    """
+    if said := _option(words_of(command), "--speculative-config.method"):
         return said
-    try:
-        config = json.loads(_option(words, "--speculative-config") or "{}")
-    except (ValueError, RecursionError):
-        return None
-    named = config.get("method") if isinstance(config, dict) else None
-    return named if isinstance(named, str) else None
+    found = _METHOD.search(command)
+    return found[1] if found else None
 
 
 def _option(words: list[str], name: str) -> str | None:
