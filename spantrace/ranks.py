@@ -48,10 +48,9 @@ def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recordin
     process = [int(lane["process"]) for lane in recording.header["lanes"]]
     wanted = [number == known[rank] or (number not in known.values() and not alone) for number in process]
     kept = np.isin(recording.spans.lane, np.flatnonzero(wanted))
-    spans = {name: column[kept] for name, column in vars(recording.spans).items()}
     gpu = recording.header["processes"][known[rank]].get("gpu") or recording.header.get("gpu")
     header = {**recording.header, "gpu": gpu, "rank": rank}
-    return replace(recording, spans=type(recording.spans)(**spans), header=header)
+    return replace(recording.with_spans(kept), header=header)
 
 
 def of_chosen(recording: Recording, rank: int | None = None) -> Recording:

@@ -87,11 +87,13 @@ class Recording:
     def only(self, chosen: NDArray[np.bool_]) -> Recording:
         """The same recording with only these cycles, bool [cycles], and their spans."""
         number = np.cumsum(chosen) - 1
-        kept = chosen[self.spans.cycle]
-        spans = {name: column[kept] for name, column in vars(self.spans).items()}
-        spans["cycle"] = number[spans["cycle"]]
+        found = self.with_spans(chosen[self.spans.cycle])
         cycles = {name: column[chosen] for name, column in vars(self.cycles).items()}
-        return replace(self, cycles=Cycles(**cycles), spans=Spans(**spans))
+        return replace(found, cycles=Cycles(**cycles), spans=replace(found.spans, cycle=number[found.spans.cycle]))
+
+    def with_spans(self, kept: NDArray[np.bool_]) -> Recording:
+        """The same recording with only these spans, bool [spans], and all its cycles."""
+        return replace(self, spans=Spans(**{name: column[kept] for name, column in vars(self.spans).items()}))
 
     def save(self, path: Path) -> None:
         """Write the recording; an existing file is replaced only once the new one is whole."""

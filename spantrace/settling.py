@@ -18,7 +18,7 @@ from spantrace.frames import Frame, pack_rows, unpack_rows
 from spantrace.header import complete_header
 from spantrace.joining import join
 from spantrace.naming import Ints
-from spantrace.recording import Header, Recording, Spans
+from spantrace.recording import Header, Recording
 from spantrace.spans import Kind, Track
 
 SETTLED_NS = 3 * 10**9
@@ -129,10 +129,7 @@ class Settling:
         first, last = int(moments.min()) - _MARGIN_NS, int(moments.max()) + SETTLED_NS
         joined = self._join([part for part in self._slices if part.ended >= first and part.began <= last], ready)
         if joined is not None:
-            on_gpu = joined.spans.track == Track.GPU
-            found = replace(
-                joined, spans=Spans(**{name: column[on_gpu] for name, column in vars(joined.spans).items()})
-            )
+            found = joined.with_spans(joined.spans.track == Track.GPU)
             timed = np.bincount(found.spans.cycle, minlength=len(found.cycles)) > 0
             yield Settled(self._warmed(found.only(timed)), fresh=False)
 

@@ -62,6 +62,12 @@ TREE: tuple[str, ...] = _tree()
 """The names in the order of a table: each span before those inside it."""
 
 
+def own_name(name: str) -> str:
+    """A span's name as it is written under the one around it; of what is no span, all of it."""
+    parent = PARENT.get(name)
+    return name.removeprefix(f"{parent}.") if parent else name
+
+
 class Track(IntEnum):
     """The clock a span was timed on: the host's, or the GPU stream's."""
 

@@ -207,7 +207,7 @@ def _table(found: Comparison, names: tuple[str, str]) -> Table:
 
 
 def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
-    from spantrace.spans import PARENT, Track
+    from spantrace.spans import Track, own_name
     from spantrace.tables import Row, signed_percent
 
     cells: dict[str, Cell] = {"span": row.name, "track": row.track.name.lower(), "p": row.p, "absent": row.absent}
@@ -218,8 +218,7 @@ def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
     elif row.delta is not None:
         cells |= {"shown": signed_percent(row.delta) if row.shown else "~"}
         cells |= {"interval": _interval(row) if row.low is not None else "-"}
-    name = row.name.removeprefix(f"{PARENT[row.name]}.")
-    label = _label(row) if row.track is Track.GPU else "  " * row.depth + name
+    label = _label(row) if row.track is Track.GPU else "  " * row.depth + own_name(row.name)
     return Row(cells, label, name=_label(row))
 
 

@@ -133,7 +133,7 @@ def _table(found: Ranks, *, every: bool) -> Table:
 
 
 def _row(row: RankRow, found: Ranks, titles: Sequence[str], shown: bool) -> Row:
-    from spantrace.spans import OVERLAID, PARENT, WAITS
+    from spantrace.spans import OVERLAID, WAITS, own_name
 
     cells: dict[str, Cell] = {"span": row.name}
     for side, _ in _SIDES:
@@ -144,10 +144,9 @@ def _row(row: RankRow, found: Ranks, titles: Sequence[str], shown: bool) -> Row:
     cells |= {"first_skew_ms": row.first_skew, "last_skew_ms": row.last_skew, "p90_skew_ms": row.p90_skew}
     if row.critical is not None and row.last_skew is not None and found.tells(row.last_skew):
         cells["critical"] = f"{row.critical} ({percent(row.critical_share or 0.0)})"
-    name = row.name.removeprefix(f"{PARENT[row.name]}.")
     flag = "  (wait)" if row.name in WAITS else "  (inside)" if row.name in OVERLAID else ""
     style = "dim" if row.name in WAITS | OVERLAID else ""
-    return Row(cells, "  " * (row.depth - 1) + name + flag, style, row.name + flag)
+    return Row(cells, "  " * (row.depth - 1) + own_name(row.name) + flag, style, row.name + flag)
 
 
 def _verdicts(whole: Recording, found: Ranks, kinds: frozenset[Kind], asked: str | None) -> list[Fact]:

@@ -181,14 +181,17 @@ _BAR_STYLES = {"host": "cyan", "gpu": "green"}
 
 
 def _row(row: SpanRow) -> Row:
-    from spantrace.spans import PARENT
+    from spantrace.spans import own_name
     from spantrace.tables import Row
 
     cells: dict[str, Cell] = {"span": row.name, "calls": row.calls}
     for side, cost in (("host", row.host), ("gpu", row.gpu)):
         if cost is not None:
             cells |= {f"{side}_median_ms": cost.ms, f"{side}_p90_ms": cost.p90, f"{side}_share": cost.share}
-    parent = PARENT.get(row.name)
-    name = row.name.removeprefix(f"{parent}.") if parent else row.name
     flag = "  (wait)" if row.wait else "  (thread)" if row.own_thread else ""
-    return Row(cells, "  " * row.depth + name + flag, "dim" if row.wait or row.calls is None else "", row.name + flag)
+    return Row(
+        cells,
+        "  " * row.depth + own_name(row.name) + flag,
+        "dim" if row.wait or row.calls is None else "",
+        row.name + flag,
+    )

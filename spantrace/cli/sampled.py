@@ -116,17 +116,15 @@ def shares(rows: tuple[SampledRow, ...]) -> Table:
 
 
 def _row(row: SampledRow) -> Row:
-    from spantrace.spans import PARENT
+    from spantrace.spans import own_name
 
     cells: dict[str, Cell] = {"span": row.name, "samples": row.samples, "interval": interval(row)}
     if row.share is not None:
         cells |= {"sampled_share": row.share.value, "sampled_low": row.share.low, "sampled_high": row.share.high}
     if row.functions:
         cells["function"] = row.functions[0] + (f" +{more}" if (more := len(row.functions) - 1) else "")
-    parent = PARENT.get(row.name)
-    name = row.name.removeprefix(f"{parent}.") if parent else row.name
     flag = "  (wait)" if row.wait else "  (thread)" if row.own_thread else ""
-    return Row(cells, "  " * row.depth + name + flag, "dim" if row.wait else "", row.name + flag)
+    return Row(cells, "  " * row.depth + own_name(row.name) + flag, "dim" if row.wait else "", row.name + flag)
 
 
 def interval(row: SampledRow) -> str:

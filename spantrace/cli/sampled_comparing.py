@@ -53,7 +53,7 @@ def _table(found: SampledComparison, names: tuple[str, str]) -> Table:
 
 
 def _row(row: ShareDelta) -> Row:
-    from spantrace.spans import PARENT
+    from spantrace.spans import own_name
 
     cells: dict[str, Cell] = {"span": row.name, "delta": row.delta, "delta_low": row.low, "delta_high": row.high}
     cells |= {f"{side}_share": None if one is None else one.value for side, one in (("a", row.a), ("b", row.b))}
@@ -62,7 +62,7 @@ def _row(row: ShareDelta) -> Row:
     else:
         shown = f"{100 * row.delta:+.1f}" if row.shown else "~"
         cells |= {"shown": shown, "interval": f"{100 * row.low:+.1f} .. {100 * row.high:+.1f}", "p": row.p}
-    return Row(cells, "  " * row.depth + row.name.removeprefix(f"{PARENT[row.name]}."), name=row.name)
+    return Row(cells, "  " * row.depth + own_name(row.name), name=row.name)
 
 
 def _facts(found: SampledComparison) -> tuple[Fact, ...]:

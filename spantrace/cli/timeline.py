@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from spantrace.page import Element, element
-from spantrace.spans import PARENT, Track
+from spantrace.spans import PARENT, Track, own_name
 from spantrace.tables import Row, number
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _gap(start: float, end: float, why: str, found: MedianCycle) -> Element:
 def _bar(bar: Bar, found: MedianCycle) -> Element:
     hue, parent = _hue(bar.name), PARENT[bar.name]
     whole = "busy" if bar.name == "cycle" else bar.name
-    name = bar.name.removeprefix(f"{parent}.") if bar.depth and parent else whole
+    name = own_name(bar.name) if bar.depth and parent else whole
     told = [whole, *(["a wait"] if bar.wait else []), *([_whose(bar.of)] if bar.of else [])]
     kinds = [
         "bar",

@@ -21,7 +21,7 @@ from spantrace.importers.ranges import Ranges, united
 from spantrace.importers.trace import Trace
 from spantrace.naming import Flags, Ints
 from spantrace.recording import Recording
-from spantrace.spans import PARENT, SPAN_ID, SPAN_NAMES, Track
+from spantrace.spans import SPAN_ID, TREE, Track
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def _window(trace: Trace, ranges: Ranges, windows: Ints, span: str) -> KernelWin
     held = dict(ranges.enclosing(on, time)) | {SPAN_ID["cycle"]: np.arange(len(by))}
     spans = [
         _span_kernels(name, work, at[held[number]], by[held[number]], cycle[held[number]], len(windows))
-        for number in _tree_order()
-        if len(held.get(number, ())) and (name := SPAN_NAMES[number])
+        for name in TREE
+        if len(held.get(number := SPAN_ID[name], ()))
     ]
     own = at[held.get(SPAN_ID[span], at[:0])]
     return KernelWindow(
@@ -145,15 +145,6 @@ def _window_of(windows: Ints, time: Ints) -> Ints:
     """The window that holds each moment, -1 where none does."""
     last = np.searchsorted(windows[:, 0], time, side="right") - 1
     return np.where((last >= 0) & (time < windows[np.maximum(last, 0), 1]), last, -1)
-
-
-def _tree_order() -> list[int]:
-    """Span ids, each followed by those inside it."""
-
-    def below(parent: str | None) -> list[str]:
-        return [one for name, above in PARENT.items() if above == parent for one in (name, *below(name))]
-
-    return [SPAN_ID[name] for name in below(None)]
 
 
 def _span_kernels(span: str, work: Launched, at: Ints, by: Ints, cycle: Ints, cycles: int) -> SpanKernels:
