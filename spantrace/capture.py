@@ -83,6 +83,14 @@ class Capture:
                 self._give_up(until.idle)
                 return
 
+    def run_more(self, cycles: int, idle: float, being: str) -> None:
+        """Journal so many more decode cycles; SpantraceError where the load ends, `being` what the server is then."""
+        wanted = self.cycles + cycles
+        self.run(Until(cycles=wanted, idle=idle))
+        if self.cycles < wanted:
+            why = self.note or "the recording ended"
+            raise SpantraceError(f"{why}; keep load on the server for as long as it is {being}", EXIT_NOT_COMPARABLE)
+
     def pause(self) -> None:
         """Take every process's hooks out of force; what is under way then is in no complete cycle."""
         for index in reversed(range(len(self._connections))):

@@ -20,9 +20,7 @@ class DelayedCycle:
 
     def run(self, cycles: int) -> None:
         """Make so many decode cycles."""
-        decoded = 0
-        while decoded < cycles:
-            decoded += self._work.advance(self._session)
+        self._work.decode(self._session, cycles)
 
     def delay(self, request: Frame) -> list[Frame]:
         """Hold up from the next cycle on."""

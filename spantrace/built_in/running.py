@@ -114,7 +114,7 @@ class BuiltIn:
                     if drive:
                         drive(session)
                     else:
-                        self._drive(session, progress)
+                        self.decode(session, self.asked.cycles + self.asked.warmup, progress)
             except KeyboardInterrupt:
                 if not self.steps:
                     raise
@@ -122,9 +122,10 @@ class BuiltIn:
         with signals_held():
             session.finish(self.notes())
 
-    def _drive(self, session: Session, progress: Callable[[int], None]) -> None:
+    def decode(self, session: Session, cycles: int, progress: Callable[[int], None] = lambda decoded: None) -> None:
+        """Make cycles until so many of them only decoded."""
         decoded = 0
-        while decoded < self.asked.cycles + self.asked.warmup:
+        while decoded < cycles:
             decoded += self.advance(session)
             progress(decoded)
 

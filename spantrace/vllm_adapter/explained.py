@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spantrace.capture import Capture, Until
-from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+from spantrace.capture import Capture
 from spantrace.explaining.answering import ANSWER
 from spantrace.frames import Frame
 from spantrace.journal import Journal
@@ -24,11 +23,7 @@ class ExplainedServer:
 
     def run(self, cycles: int) -> None:
         """Wait until so many more decode cycles were recorded; SpantraceError where none come."""
-        wanted = self._capture.cycles + cycles
-        self._capture.run(Until(cycles=wanted, idle=self._idle_s))
-        if self._capture.cycles < wanted:
-            why = self._capture.note or "the recording ended"
-            raise SpantraceError(f"{why}; keep load on the server for as long as it is explained", EXIT_NOT_COMPARABLE)
+        self._capture.run_more(cycles, self._idle_s, "explained")
 
     def ask(self, request: Frame) -> list[Frame]:
         """Ask every process."""
