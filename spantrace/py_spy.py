@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spantrace.errors import SpantraceError
+from spantrace.errors import PTRACE, SpantraceError, no_process
 from spantrace.interrupts import ended_by_signals
 
 RATE_HZ = 100
@@ -119,12 +119,9 @@ def _refuse_unless_permitted(pid: int) -> None:
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
     except PermissionError as error:
-        raise SpantraceError(
-            f"this user may not look into process {pid}; run as its user, as root, or with CAP_SYS_PTRACE "
-            "(in a container: --cap-add SYS_PTRACE)"
-        ) from error
+        raise SpantraceError(f"this user may not look into process {pid}; {PTRACE}") from error
     except OSError as error:
-        raise SpantraceError(f"there is no process {pid}; try spantrace ps") from error
+        raise SpantraceError(no_process(pid)) from error
 
 
 def _version(program: str) -> str:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from optimized.cases import Place
     from optimized.reference_cycle.settings import Settings
 
+BUILT_IN = "built-in"
+"""What stands for the cycle where a server may stand as well."""
 DRAFTERS = ("dflash", "dspark", "eagle", "none")
 GEOMETRIES = ("tiny", "qwen3-8b", "nemotron-h", "kimi-k3-drafter")
 MOST_LAYERS, WIDEST, MOST_WORDS = 10_000, 1 << 20, 1 << 24

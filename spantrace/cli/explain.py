@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.cli import making
-from spantrace.cli.cycle_options import cycle_options
+from spantrace.cli.cycle_options import BUILT_IN, cycle_options
 from spantrace.cli.making import force_option
 from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from spantrace.explaining.conducting import Design, Explained
     from spantrace.recording import Recording
 
-BUILT_IN = "built-in"
 MOST_SAMPLES, MOST_TRACED = 1_000_000, 1000
 
 
@@ -72,11 +71,11 @@ def _server(target: str, design: Design, directory: Path | None) -> tuple[Record
     from spantrace.loading import load
     from spantrace.vllm_adapter.explained import OPTIONS, ExplainedServer
     from spantrace.vllm_adapter.servers import find, roles
-    from spantrace.vllm_adapter.targets import without_secrets
+    from spantrace.vllm_adapter.targets import pid_of, without_secrets
 
     place = directory or default_directory()
     found = find(target, place)
-    members = roles(found, int(target) if target.isdecimal() else None)
+    members = roles(found, pid_of(target))
     header = making.new_header(without_secrets(found.command), {"warmup": 0})
     with (
         TemporaryDirectory(prefix="spantrace-") as folder,

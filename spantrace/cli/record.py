@@ -80,7 +80,7 @@ def command(
     from spantrace.journal import Journal
     from spantrace.sampling import every_for
     from spantrace.vllm_adapter.servers import roles
-    from spantrace.vllm_adapter.targets import without_secrets
+    from spantrace.vllm_adapter.targets import pid_of, without_secrets
 
     if seconds != seconds:
         raise click.BadParameter("nan is no number of seconds")
@@ -92,13 +92,12 @@ def command(
         return
     place = directory or default_directory()
     found = _found(server, place, attach=attach)
-    model = found.model()
-    path = output or making.default_output(Path(model).name if model != "-" else "vllm")
+    path = output or making.default_output(found.short_name())
     engines = found.engines()
     if len(engines) > 1 and server not in map(str, engines.values()):
         record_each(context, engines, path, force=force)
         return
-    members = roles(found, int(server) if server.isdecimal() else None)
+    members = roles(found, pid_of(server))
     wanted = None if seconds and not cycles else (cycles or 1000) + warmup
     until = Until(wanted, seconds, idle_timeout)
     every = detail_every or (1 if nvtx else every_for(wanted and wanted - warmup))

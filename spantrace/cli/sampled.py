@@ -26,16 +26,14 @@ def record_sampled(server: str, seconds: float, output: Path | None, directory: 
     from spantrace.control import default_directory
     from spantrace.vllm_adapter.servers import find
     from spantrace.vllm_adapter.stack_samples import sample_server
-    from spantrace.vllm_adapter.targets import without_secrets
+    from spantrace.vllm_adapter.targets import pid_of, without_secrets
 
     found = find(server, directory or default_directory())
-    model = found.model()
-    path = output or making.default_output(f"{Path(model).name if model != '-' else 'vllm'}-sampled")
+    path = output or making.default_output(f"{found.short_name()}-sampled")
     header = making.new_header(without_secrets(found.command), {"sample": True, "seconds": seconds})
-    pid = int(server) if server.isdecimal() else None
     try:
         with making.progress_bar(round(seconds), "sampling", "s") as progress:
-            recording = sample_server(found, pid, seconds, header, progress)
+            recording = sample_server(found, pid_of(server), seconds, header, progress)
     except KeyboardInterrupt:
         click.echo("stopped; nothing was recorded", err=True)
         raise
@@ -71,10 +69,9 @@ def sampled_report(recording: Recording) -> Document | None:
 
 
 def _heading(recording: Recording, samples: Samples) -> tuple[tuple[str, ...], ...]:
-    from spantrace.cli.wording import device
+    from spantrace.cli.wording import device, recorded
 
     server = recording.header.get("server") or {}
-    created = str(recording.header.get("created") or "")[:16].replace("T", " ")
     return (
         (
             str(server.get("model")).rpartition("/")[2],
@@ -84,7 +81,7 @@ def _heading(recording: Recording, samples: Samples) -> tuple[tuple[str, ...], .
         (
             f"sampled by {samples.by}",
             f"{samples.rate} looks a second for {samples.seconds:.3g} s",
-            f"recorded {created}",
+            f"recorded {recorded(recording)}",
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.cli import making
-from spantrace.cli.cycle_options import cycle_options
+from spantrace.cli.cycle_options import BUILT_IN, cycle_options
 from spantrace.cli.making import force_option, output_option
 from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from spantrace.journal import Journal
     from spantrace.recording import Recording
     from spantrace.tables import Document, Headline, Row
-
-BUILT_IN = "built-in"
 
 
 @click.command("sensitivity")
@@ -116,11 +114,11 @@ def _server(
     from spantrace.control import default_directory
     from spantrace.journal import Journal
     from spantrace.vllm_adapter.servers import find, roles
-    from spantrace.vllm_adapter.targets import without_secrets
+    from spantrace.vllm_adapter.targets import pid_of, without_secrets
 
     place = directory or default_directory()
     found = find(target, place)
-    members = roles(found, int(target) if target.isdecimal() else None)
+    members = roles(found, pid_of(target))
     path = output or making.default_output("sensitivity")
     with Journal(path, making.new_header(without_secrets(found.command), noted)) as journal:
         try:

@@ -44,7 +44,7 @@ def command(
     from spantrace.control import default_directory
     from spantrace.interrupts import ended_by_signals
     from spantrace.vllm_adapter.servers import find, roles
-    from spantrace.vllm_adapter.targets import without_secrets
+    from spantrace.vllm_adapter.targets import pid_of, without_secrets
     from spantrace.watching import Pace, windows
 
     interval = interval or PAUSING * window
@@ -52,7 +52,7 @@ def command(
         raise click.BadParameter(f"{interval:g} s are less than the {window:g} s of a window", param_hint="--interval")
     place = directory or default_directory()
     found = find(server, place)
-    members = roles(found, int(server) if server.isdecimal() else None)
+    members = roles(found, pid_of(server))
 
     def header(options: dict[str, Any]) -> dict[str, Any]:
         return making.new_header(without_secrets(found.command), options)

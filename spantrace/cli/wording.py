@@ -113,8 +113,13 @@ def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> t
     name = "steady decode" if kind == "steady" else kind
     left = ", ".join(f"{count:,} {what}" for what, count in trust.left_out.items())
     counted = f"{trust.cycles:,} {name} cycle{'s' * (trust.cycles != 1)}" + (f" (left out: {left})" if left else "")
-    created = str(recording.header.get("created") or "")[:16].replace("T", " ")
+    created = recorded(recording)
     return (counted, *([f"recorded {created}"] if created else []))
+
+
+def recorded(recording: Recording) -> str:
+    """When it was recorded, to the minute; "" where it does not say."""
+    return str(recording.header.get("created") or "")[:16].replace("T", " ")
 
 
 def verdict(found: CoSaturation) -> Headline:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spantrace.control import private_directory
-from spantrace.errors import SpantraceError
+from spantrace.errors import PTRACE, SpantraceError, no_process
 from spantrace.vllm_adapter import lending
 from spantrace.vllm_adapter.servers import Server
 
@@ -76,12 +76,9 @@ def _await(pid: int, answer: Path, patience: float) -> None:
 def _why(pid: int, error: OSError | RuntimeError) -> str:
     """What kept the script from reaching the process."""
     if isinstance(error, PermissionError):
-        return (
-            f"this user may not attach to process {pid}; run as its user, as root, or with CAP_SYS_PTRACE "
-            "(in a container: --cap-add SYS_PTRACE)"
-        )
+        return f"this user may not attach to process {pid}; {PTRACE}"
     if not os.path.exists(f"/proc/{pid}"):
-        return f"there is no process {pid}; try spantrace ps"
+        return no_process(pid)
     cause = error.__cause__ or error
     return (
         f"process {pid} cannot be attached to ({cause}); it must run the Python of this command, "

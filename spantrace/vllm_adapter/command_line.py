@@ -9,7 +9,7 @@ from pathlib import Path
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
 """The module that serves without `vllm serve`: python -m."""
-_METHOD = re.compile(r'--speculative-config[ =][^{]{0,9}\{[^{}]*?"method"\s*:\s*"([\w-]+)"')
+_METHOD = re.compile(r'"method"\s*:\s*"([\w-]+)"')
 
 
 def words_of(command: str) -> list[str]:
@@ -48,14 +48,20 @@ def model(command: str) -> str:
     return _option(words, "--model") or "-"
 
 
-def method(command: str) -> str | None:
-    """The method of speculation that it names; None where it leaves that to vLLM.
+def speculation(command: str) -> str:
+    """The JSON of the last `--speculative-config`, "" where there is none.
 
-    A process gives its words without the quotes that held them together, so that its JSON is looked for as it stands.
+    A process gives its words without the quotes that held them together, so that it is taken as it stands.
     """
+    _, found, behind = command.rpartition("--speculative-config")
+    return behind.partition(" --")[0] if found else ""
+
+
+def method(command: str) -> str | None:
+    """The method of speculation that it names; None where it leaves that to vLLM."""
     if said := _option(words_of(command), "--speculative-config.method"):
         return said
-    found = _METHOD.search(command)
+    found = _METHOD.search(speculation(command))
     return found[1] if found else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from analyzers.numerics import Answer
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
+from spantrace.vllm_adapter import command_line
 from spantrace.vllm_adapter.answers import answers
 from spantrace.vllm_adapter.live import check, reset_prefix_cache, switch, switched_on
 from spantrace.vllm_adapter.load import counters, served
@@ -56,8 +57,7 @@ class Prober:
 
     def check(self, ids: Sequence[str]) -> None:
         """SpantraceError where its answers say nothing, or one of these cannot be switched on it."""
-        speculation = self.server.command.rpartition("--speculative-config")[2].partition(" --")[0]
-        if '"synthetic"' in speculation:
+        if '"synthetic"' in command_line.speculation(self.server.command):
             raise SpantraceError(
                 "the server accepts drafts whatever they are; start it with rejection_sample_method standard"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from spantrace.control import ask, processes
-from spantrace.errors import SpantraceError
+from spantrace.errors import SpantraceError, no_process
 from spantrace.frames import Frame
 from spantrace.vllm_adapter import command_line
 from spantrace.vllm_adapter.launch import why_deaf
@@ -67,6 +67,10 @@ class Server:
     def model(self) -> str:
         """The model that the command names, "-" where it names none."""
         return command_line.model(self.command)
+
+    def short_name(self) -> str:
+        """What to call a recording of it: the last part of its model's name."""
+        return Path(model).name if (model := self.model()) != "-" else "vllm"
 
     def method(self) -> str | None:
         """The method of speculation that the command names; None where it leaves that to vLLM."""
@@ -198,7 +202,7 @@ def _by_pid(pid: int, servers: list[Server]) -> Server:
             return server
     if pid < MOST_PIDS and psutil.pid_exists(pid):
         raise SpantraceError(f"process {pid} is no vLLM server that spantrace can see; try spantrace ps")
-    raise SpantraceError(f"there is no process {pid}; try spantrace ps")
+    raise SpantraceError(no_process(pid))
 
 
 def _listener(port: int) -> tuple[int | None, bool]:

@@ -13,6 +13,11 @@ from spantrace.errors import SpantraceError
 _SECRET = re.compile(r"(--[\w-]*(?:key|token|password|secret)(?:=|\s+))(?!--)\S+", re.IGNORECASE)
 
 
+def pid_of(target: str) -> int | None:
+    """The process that it names; None where it is a port or a URL."""
+    return int(target) if target.isdecimal() else None
+
+
 def port_of(target: str) -> int:
     """The port in ":PORT", "HOST:PORT" or a URL of this machine; SpantraceError for anything else."""
     try:
