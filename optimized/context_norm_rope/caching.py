@@ -10,6 +10,7 @@ from torch import Tensor
 
 from optimized import launching
 from optimized.head_order import OPTIONS, sizes_in_pairs, why_not_proven
+from optimized.objections import first_objection
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def why_not(weight: Tensor, width: int, norms: Norms) -> str | None:
         != {weight.dtype},
         "norms or rotary table are not dense": not (norms.weights.is_contiguous() and norms.table.is_contiguous()),
     }
-    device, objection = weight.device.type, next((reason for reason, holds in objections.items() if holds), None)
+    device, objection = weight.device.type, first_objection(objections)
     return launching.why_no_kernels(device) or objection or why_not_proven(weight.dtype, width, device)
 
 
@@ -115,4 +116,4 @@ def why_not_pages(
             for part in slots
         ),
     }
-    return next((reason for reason, holds in objections.items() if holds), None)
+    return first_objection(objections)

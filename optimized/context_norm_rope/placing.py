@@ -9,6 +9,7 @@ from torch import Tensor
 
 from optimized import launching
 from optimized.head_order import OPTIONS, sizes, why_not_proven
+from optimized.objections import first_objection
 from optimized.reference_cycle.dflash import DFlashLayer, epsilons
 
 STOCK_ROUNDING = 1
@@ -86,7 +87,7 @@ def why_not(
             (part.shape, part.dtype) != (raw.shape[:-4], torch.int64) for part in (positions, *(cells or ()))
         ),
     }
-    device, objection = raw.device.type, next((reason for reason, holds in objections.items() if holds), None)
+    device, objection = raw.device.type, first_objection(objections)
     return launching.why_no_kernels(device) or objection or why_not_proven(raw.dtype, width, device)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optimized.captured import GraphCounts, capturing
 from optimized.context_norm_rope.caching import Norms, Pages, apart, distances, to_pages, why_not, why_not_pages
+from optimized.objections import first_objection
 from optimized.optimization import Counts
 from optimized.pinning import Judged
 from spantrace.patching import Function
@@ -48,7 +49,7 @@ def why_not_in_vllm(model: Any) -> str | None:
         "the block is rotated by another table than the context": tables != {norms.table.data_ptr()},
         "the GPU is not NVIDIA's": torch.version.hip is not None,
     }
-    reason = next((reason for reason, holds in objections.items() if holds), None)
+    reason = first_objection(objections)
     return reason or why_not(weight, model._head_dim, norms)
 
 

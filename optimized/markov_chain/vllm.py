@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from optimized.markov_chain.chain import Chosen, Head, draft, empty_keys, why_not
+from optimized.objections import first_objection
 from optimized.optimization import Counts
 from spantrace.patching import Function
 
@@ -50,7 +51,7 @@ def why_not_in_vllm(speculator: Any) -> str | None:
         "the Markov head is spread over ranks": any(getattr(part, "tp_size", 1) > 1 for part in _parts(head)),
         "results must not depend on the batch": bool(envs.VLLM_BATCH_INVARIANT),
     }
-    return next((reason for reason, holds in objections.items() if holds), None)
+    return first_objection(objections)
 
 
 class DrafterChain:

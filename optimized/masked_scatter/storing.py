@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optimized import launching
+from optimized.objections import first_objection
 
 WIDEST = 1024
 """Numbers of a row that one program takes."""
@@ -59,5 +60,5 @@ def why_not(states: Tensor, positions: Tensor, counts: Tensor, slots: Tensor, ke
         != {torch.int64},
         "the rows do not lie side by side": not all(part.is_contiguous() for part in tensors),
     }
-    objection = next((reason for reason, holds in objections.items() if holds), None)
+    objection = first_objection(objections)
     return launching.why_no_kernels(states.device.type) or objection

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from optimized import launching
-from optimized.head_order import OPTIONS, sizes, why_not_proven
+from optimized.head_order import sizes, why_not_proven
+from optimized.objections import first_objection
+from optimized.qk_norm_rope.over_heads import over_heads
 from optimized.reference_cycle.attention import HeadNorms
 from spantrace.errors import SpantraceError
 
@@ -27,23 +29,7 @@ def norm_and_rotate(qkv: Tensor, positions: Tensor, norms: HeadNorms) -> tuple[T
     queries = qkv.new_empty(tokens, norms.heads, width)
     keys = qkv.new_empty(tokens, norms.kv_heads, width)
     shape = sizes(qkv, width, tokens * heads)
-    arguments = {
-        "qkv": qkv,
-        "positions": positions.contiguous(),
-        "table": norms.table,
-        "query_norm": norms.query,
-        "key_norm": norms.key,
-        "queries": queries,
-        "keys": keys,
-        "rows": tokens * heads,
-        "qkv_row": qkv.stride(0),
-        "epsilon": norms.epsilon,
-        "HEADS": norms.heads,
-        "KEY_HEADS": norms.kv_heads,
-        **shape,
-    }
-    grid = (-(-tokens * heads // shape["ROWS"]),)
-    launching.launch(kernels.norm_and_rotate_heads, qkv.device.type, grid, arguments, **OPTIONS)
+    over_heads(kernels.norm_and_rotate_heads, qkv, positions.contiguous(), norms, (queries, keys), shape)
     return queries, keys, qkv[:, heads * width :].unflatten(-1, (norms.kv_heads, width))
 
 
@@ -60,7 +46,7 @@ def why_not(dtype: torch.dtype, norms: HeadNorms) -> str | None:
         ),
         "its rotary table is not dense float32": table.dtype != torch.float32 or not table.is_contiguous(),
     }
-    device, objection = table.device.type, next((reason for reason, holds in objections.items() if holds), None)
+    device, objection = table.device.type, first_objection(objections)
     return launching.why_no_kernels(device) or objection or why_not_proven(dtype, width, device)
 
 

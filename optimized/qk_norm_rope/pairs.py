@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from optimized import launching
-from optimized.head_order import OPTIONS, sizes_in_pairs, why_not_proven
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What becomes of a layer's heads: norm weights [head_dim], cos | sin by position, and how many heads there are."""
-
-    query: Tensor
-    key: Tensor
-    table: Tensor
-    heads: int
-    kv_heads: int
-    epsilon: float
+from optimized.head_order import sizes_in_pairs, why_not_proven
+from optimized.objections import first_objection
+from optimized.qk_norm_rope.over_heads import Pair, over_heads
 
 
 def norm_and_rotate(qkv: Tensor, positions: Tensor, norms: Pair) -> tuple[Tensor, Tensor]:
@@ -31,24 +19,8 @@ def norm_and_rotate(qkv: Tensor, positions: Tensor, norms: Pair) -> tuple[Tensor
 
     tokens, width, heads = len(qkv), len(norms.query), norms.heads + norms.kv_heads
     queries, keys = qkv.new_empty(tokens, norms.heads * width), qkv.new_empty(tokens, norms.kv_heads * width)
-    shape = sizes_in_pairs(qkv, width, tokens * heads)
-    arguments = {
-        "qkv": qkv,
-        "positions": positions,
-        "table": norms.table,
-        "query_norm": norms.query,
-        "key_norm": norms.key,
-        "queries": queries,
-        "keys": keys,
-        "rows": tokens * heads,
-        "qkv_row": qkv.stride(0),
-        "epsilon": norms.epsilon,
-        "HEADS": norms.heads,
-        "KEY_HEADS": norms.kv_heads,
-        **shape,
-    }
-    grid = (-(-tokens * heads // shape["ROWS"]),)
-    launching.launch(pair_kernels.norm_in_pairs_and_rotate, qkv.device.type, grid, arguments, **OPTIONS)
+    sizes = sizes_in_pairs(qkv, width, tokens * heads)
+    over_heads(pair_kernels.norm_in_pairs_and_rotate, qkv, positions, norms, (queries, keys), sizes)
     return queries, keys
 
 
@@ -63,5 +35,5 @@ def why_not(qkv: Tensor, positions: Tensor, norms: Pair) -> str | None:
         "a head's numbers do not lie side by side": qkv.ndim != 2 or qkv.stride(-1) != 1,
         "positions are not one number a token": positions.shape != qkv.shape[:1] or positions.stride(-1) != 1,
     }
-    device, objection = qkv.device.type, next((reason for reason, holds in objections.items() if holds), None)
+    device, objection = qkv.device.type, first_objection(objections)
     return launching.why_no_kernels(device) or objection or why_not_proven(qkv.dtype, width, device)

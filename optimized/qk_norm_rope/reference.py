@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optimized.cases import Case, Place
 from optimized.head_order import rms_norm_in_order, rms_norm_in_pairs
-from optimized.qk_norm_rope import pairs
+from optimized.qk_norm_rope import over_heads, pairs
 from optimized.qk_norm_rope.heads import norm_and_rotate
 from optimized.reference_cycle import attention
 from optimized.reference_cycle.attention import HeadNorms
@@ -121,10 +121,10 @@ class InPairs(Block):
             zip(("queries", "keys"), pairs.norm_and_rotate(self.qkv, self.positions, self._pair()), strict=True)
         )
 
-    def _pair(self) -> pairs.Pair:
+    def _pair(self) -> over_heads.Pair:
         shape, norms = self.shape, self.norms
         table = norms.table.to(self.dtype)
-        return pairs.Pair(norms.query, norms.key, table, shape.heads, shape.kv_heads, shape.epsilon)
+        return over_heads.Pair(norms.query, norms.key, table, shape.heads, shape.kv_heads, shape.epsilon)
 
 
 def _named(parts: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from optimized.captured import UNSEEN, GraphCounts, capturing
+from optimized.objections import first_objection
 from optimized.optimization import Counts
 from optimized.pinning import Judged
-from optimized.qk_norm_rope.pairs import Pair, norm_and_rotate, why_not
+from optimized.qk_norm_rope.over_heads import Pair
+from optimized.qk_norm_rope.pairs import norm_and_rotate, why_not
 from spantrace.patching import Function
 
 COMPILED = "the drafter is compiled by torch.compile, which fuses them by itself"
@@ -41,7 +43,7 @@ def why_not_in_vllm(attention: Any) -> str | None:
         "results must not depend on the batch": bool(envs.VLLM_BATCH_INVARIANT),
         "the GPU is not NVIDIA's": torch.version.hip is not None,
     }
-    return next((reason for reason, holds in objections.items() if holds), None)
+    return first_objection(objections)
 
 
 class FusedAttentionHeads:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimized.objections import first_objection
 from optimized.optimization import Counts
 from optimized.split_kv_3d.attention import MOST_QUERIES, STOCK_SEGMENTS, Context, Scratch, Sight, attend, why_not
 from optimized.split_kv_3d.graphs import BEFORE, Size, Variants, kept
@@ -42,7 +43,7 @@ def why_not_in_vllm(impl: Any, metadata: Any, query: Tensor, kv_cache: Tensor, o
         "some requests are causal and some are not": isinstance(metadata.causal, Tensor),
         "images see themselves in both directions": metadata.mm_prefix_range_tensor is not None,
     }
-    return next((reason for reason, holds in objections.items() if holds), None)
+    return first_objection(objections)
 
 
 def vllms_own(metadata: Any, query: Tensor, tokens: int) -> Scratch | None:
