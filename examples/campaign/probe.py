@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from live_overhead.servers import FIRST_PORT, READY_S, SETS, Setup, serve, wait_ready
+from live_overhead.servers import FIRST_PORT, READY_S, SETS, Setup, serve, stop, wait_ready
 
 FIXES = {
     "0.26.0": "keep-last-block,split-kv-3d,skip-draft-rebuild,uniform-decode-metadata",
@@ -77,7 +76,7 @@ def main() -> int:
         return probe(options)
     finally:
         for server in servers:
-            os.killpg(server.pid, signal.SIGTERM)
+            stop(server)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -36,7 +35,7 @@ from spantrace.control import default_directory
 from spantrace.vllm_adapter.servers import engine_and_workers, find
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from live_overhead.servers import FIRST_PORT, READY_S, SETS, pin, serve, wait_ready
+from live_overhead.servers import FIRST_PORT, READY_S, SETS, pin, serve, stop, wait_ready
 
 OWN_S = 1.0
 """What a window takes beside its load: switching, the recording's start and its end."""
@@ -63,7 +62,7 @@ def served(options: argparse.Namespace) -> Iterator[None]:
         pin([engine_and_workers(find(f":{options.port}", default_directory()))[1].pid])
         yield
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        stop(server)
         server.wait()
 
 

@@ -13,18 +13,15 @@ Writes NAME.spantrace, NAME.json and summary.md into RESULTS.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from servers import FIRST_PORT, READY_S, SETS, Setup, pin, serve, wait_ready
+from servers import FIRST_PORT, READY_S, SETS, Setup, pin, serve, stop, wait_ready
 from windows import Stream, overhead
 
 from spantrace.control import default_directory
@@ -123,8 +120,7 @@ def main() -> None:
             client.join()
     finally:
         for server in servers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGTERM)
+            stop(server)
         summary = "\n".join([HEAD, *(line(setup, options) for setup in setups)])
         (options.out / "summary.md").write_text(summary + "\n")
         print(summary, flush=True)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,12 @@ def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.P
         environment |= {**setup.environment, "CUDA_VISIBLE_DEVICES": ",".join(own)}
     log = (options.out / f"{setup.name}.log").open("wb")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """Ask it and all that it started to end; one that has died already is none to stop."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
 
 
 def wait_ready(server: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
