@@ -84,6 +84,22 @@ class ServerPool:
             self._open.popitem()[1].stop()
 
 
+@pytest.fixture
+def sockets(tmp_path: Path) -> Path:
+    """A private directory for control sockets."""
+    directory = tmp_path / "sockets"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nobody listens."""
+    from cpu_server import server
+
+    return server.free_port()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c() -> None:
     """Let Ctrl-C work in this process and its children, also where the tests run as a job in the background."""

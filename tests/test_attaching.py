@@ -45,13 +45,6 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def sockets(tmp_path: Path) -> Path:
-    directory = tmp_path / "sockets"
-    directory.mkdir(mode=0o700)
-    return directory
-
-
-@pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a Python without this environment's packages: `start(program, *arguments)`."""
     started: list[subprocess.Popen[str]] = []

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from actors import Cast
 from collectors import attributes, collecting
+from cpu_server.server import free_port
 from journals import ENGINE, WORKER, sync_server
 from prometheus_client.parser import text_string_to_metric_families
 from streamed import S, Server
@@ -47,12 +48,6 @@ def exported(server: Server, *sinks: Sink) -> list[str]:
         live.take(frame)
     live.close(complete=True)
     return live.told(server.joined())
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def scraped(port: int) -> dict[tuple[str, ...], float]:

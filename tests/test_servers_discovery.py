@@ -21,26 +21,12 @@ from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_
 
 
 @pytest.fixture
-def sockets(tmp_path: Path) -> Path:
-    directory = tmp_path / "sockets"
-    directory.mkdir(mode=0o700)
-    return directory
-
-
-@pytest.fixture
 def listener() -> Iterator[int]:
     """A port of this machine on which this test process, which is no vLLM, listens."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         yield listening.getsockname()[1]
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
 
 
 FAKE_SERVER = """

@@ -49,7 +49,7 @@ class CpuServer(Client):
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.port = port or _free_port()
+        self.port = port or free_port()
         super().__init__(f"http://127.0.0.1:{self.port}", "tiny")
         self.environment = _environment(runner, async_scheduling) | dict(env or {})
         self.command = [
@@ -136,7 +136,8 @@ class CpuServer(Client):
         self.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

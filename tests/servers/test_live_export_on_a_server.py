@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from collectors import collecting
 from conftest import ACCEPTANCE
+from cpu_server.server import free_port
 from live import MANY, LiveRecording, assert_clean, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,12 +42,6 @@ def recording(server: CpuServer, path: Path, *arguments: str) -> Iterator[LiveRe
     finally:
         running.process.kill()
         running.process.communicate()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def observed(port: int) -> float:

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
 from drafter_models import SMALL, Drafter, Own, of_flash  # noqa: E402
+from stand_ins import Graph, planted  # noqa: E402
 from torch import Tensor  # noqa: E402
 from vllm.config.compilation import CUDAGraphMode  # noqa: E402
 from vllm.model_executor.layers.layernorm import RMSNorm  # noqa: E402
@@ -157,7 +158,7 @@ def left_alone() -> dict[str, Any]:
             right.model.layers[0].self_attn.v_scale = made.model.layers[0].self_attn.v_scale = 2.0
         right.place(slots)
         optimized.apply([CONTEXT], VERSION)
-        context_switch.to_pages = _planted if name == "failed" else launch
+        context_switch.to_pages = planted if name == "failed" else launch
         made.place(slots)
         made.place(slots)
         context_switch.to_pages = launch
@@ -227,7 +228,7 @@ def failed_block() -> dict[str, Any]:
     made, kernel = Drafter(), heads_switch.norm_and_rotate
     stock = made.attended()
     optimized.apply([HEADS_ID], VERSION)
-    heads_switch.norm_and_rotate = _planted
+    heads_switch.norm_and_rotate = planted
     first = made.attended()
     heads_switch.norm_and_rotate = kernel
     found = {"equal": [same(first, stock), same(made.attended(), stock)], "counts": counted(HEADS_ID)}
@@ -280,17 +281,6 @@ def replayed_blocks(compiled: bool) -> dict[str, Any]:
     return {"at capture": at_capture, "counts": said}
 
 
-def _planted(*_: Any) -> None:
-    raise RuntimeError("planted")
-
-
-class Graph:
-    """What is replayed, in place of a GPU's."""
-
-    def replay(self) -> None:
-        pass
-
-
 def manager(sizes: tuple[int, ...]) -> Any:
     """vLLM's own manager of graphs for so many requests each."""
     made: Any = object.__new__(DFlashCudaGraphManager)
@@ -319,7 +309,7 @@ def replays() -> dict[str, Any]:
     for module in (captured, context_switch):
         module.capturing = lambda on: True
     speculator._precompute_context_kv(0, 3)
-    launch, context_switch.to_pages = context_switch.to_pages, _planted
+    launch, context_switch.to_pages = context_switch.to_pages, planted
     speculator._precompute_context_kv(0, 6)
     context_switch.to_pages = launch
     for module in (captured, context_switch):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 VERSION, TREE = sys.argv[1:]
 sys.path.insert(0, TREE)
+sys.path.append(str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
+from stand_ins import Graph, bare, planted  # noqa: E402
 from torch import nn  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod  # noqa: E402
@@ -30,15 +33,6 @@ from optimized.markov_chain import vllm as switch  # noqa: E402
 ID = "markov-chain"
 STEPS, QUERIES, MOST, VOCAB, PADDED, RANK, HIDDEN = 3, 4, 4, 300, 320, 16, 24
 CPU = torch.device("cpu")
-
-
-def bare(kind: type, **attributes: Any) -> Any:
-    """A module of that class without its own constructor, which would need a server."""
-    made = object.__new__(kind)
-    nn.Module.__init__(made)
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
 
 
 def table(rows: int, width: int, seed: int) -> nn.Module:
@@ -161,23 +155,12 @@ def left_alone() -> dict[str, Any]:
     right, made = switch.draft, speculator()
     stock = drafted(made, 3)
     optimized.apply([ID], VERSION)
-    switch.draft = _planted
+    switch.draft = planted
     found["failed"] = [drafted(made, 3) == stock]
     switch.draft = right
     found["failed"] += [drafted(made, 3) == stock, counted(), hasattr(made.model, switch.HOOK)]
     optimized.revert()
     return found
-
-
-def _planted(*_: Any) -> None:
-    raise RuntimeError("planted")
-
-
-class Graph:
-    """What is replayed, in place of a GPU's."""
-
-    def replay(self) -> None:
-        pass
 
 
 def replays() -> dict[str, Any]:
@@ -197,7 +180,7 @@ def replays() -> dict[str, Any]:
     capturing, torch.cuda.is_current_stream_capturing = torch.cuda.is_current_stream_capturing, lambda: True
     try:
         drafted(drafter, 1)
-        chain, switch.draft = switch.draft, _planted
+        chain, switch.draft = switch.draft, planted
         drafted(drafter, 2)
         switch.draft = chain
         at_capture = counted()
