@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-utils = pytest.importorskip("vllm.v1.worker.gpu.cudagraph_utils")
 
 from test_gpu_clock import Device  # noqa: E402
 from test_gpu_clock import Event as Timed  # noqa: E402
-from vllm.config.compilation import CUDAGraphMode  # noqa: E402
 
 from spantrace import graph_capture  # noqa: E402
 from spantrace.frames import packed, unpack_rows  # noqa: E402
@@ -89,36 +87,48 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         return x
 
 
-class Manager(utils.CudaGraphManager):  # type: ignore[misc]
-    """vLLM's manager without a GPU's surroundings; its own capture is vLLM's."""
+@pytest.fixture(scope="module")
+def utils() -> Any:
+    """vLLM's module of captures, which takes long to import."""
+    return pytest.importorskip("vllm.v1.worker.gpu.cudagraph_utils")
 
-    def __init__(self, profiling: bool = False) -> None:
-        self.device, self.pool, self.vllm_config, self.ubatch_runner = "cuda", None, None, None
-        self.graphs: dict[Any, Graph] = {}
-        self.use_breakable_cg = self._graphs_captured = False
-        self._capture_mem_samples = None
-        self._max_full_descs_to_capture = 2 if profiling else None
-        self._capture_descs = {
-            mode: [utils.BatchExecutionDescriptor(cg_mode=mode, num_tokens=size, num_reqs=size) for size in SIZES]
-            for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL)
-        }
-        self.ran: list[tuple[str, bool]] = []
 
-    def capture(self, model: Model, fails: Callable[[], bool] = lambda: False) -> None:  # type: ignore[override]
-        def create_forward_fn(desc: Any, warmup: bool) -> Callable[[Any], None]:
-            def forward(mode: Any) -> None:
-                self.ran.append((mode.name, warmup))
-                if fails():
-                    raise RuntimeError("out of memory")
-                model(torch.zeros(desc.num_tokens, dtype=torch.int64))
+@pytest.fixture(scope="module")
+def managed(utils: Any) -> Any:
+    """The class of managers that are captured here."""
 
-            return forward
+    class Manager(utils.CudaGraphManager):  # type: ignore[misc]
+        """vLLM's manager without a GPU's surroundings; its own capture is vLLM's."""
 
-        super().capture(create_forward_fn)
+        def __init__(self, profiling: bool = False) -> None:
+            self.device, self.pool, self.vllm_config, self.ubatch_runner = "cuda", None, None, None
+            self.graphs: dict[Any, Graph] = {}
+            self.use_breakable_cg = self._graphs_captured = False
+            self._capture_mem_samples = None
+            self._max_full_descs_to_capture = 2 if profiling else None
+            self._capture_descs = {
+                mode: [utils.BatchExecutionDescriptor(cg_mode=mode, num_tokens=size, num_reqs=size) for size in SIZES]
+                for mode in (utils.CUDAGraphMode.PIECEWISE, utils.CUDAGraphMode.FULL)
+            }
+            self.ran: list[tuple[str, bool]] = []
+
+        def capture(self, model: Model, fails: Callable[[], bool] = lambda: False) -> None:  # type: ignore[override]
+            def create_forward_fn(desc: Any, warmup: bool) -> Callable[[Any], None]:
+                def forward(mode: Any) -> None:
+                    self.ran.append((mode.name, warmup))
+                    if fails():
+                        raise RuntimeError("out of memory")
+                    model(torch.zeros(desc.num_tokens, dtype=torch.int64))
+
+                return forward
+
+            super().capture(create_forward_fn)
+
+    return Manager
 
 
 @pytest.fixture(autouse=True)
-def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def played(utils: Any, managed: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs, events and streams of this file, and both captures wrapped as in a server that was asked."""
     monkeypatch.setattr(utils, "graph_capture", lambda **_: nullcontext())
     monkeypatch.setattr(utils, "capture_pool", lambda *_: nullcontext(), raising=False)
@@ -134,7 +144,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(GRAPH_SPANS, "1")
     patches: list[Patch] = [
         plan(utils.CudaGraphManager, "capture", twin_capture._twice),
-        plan(Manager, "capture", twin_capture._of_target),
+        plan(managed, "capture", twin_capture._of_target),
     ]
     for patch in patches:
         patch.install()
@@ -149,13 +159,13 @@ def told(**runner: object) -> dict[str, Any]:
     return found
 
 
-def test_vllm_captures_first_and_then_the_full_graphs_once_more_with_marks() -> None:
-    manager, model = Manager(), Model(7)
+def test_vllm_captures_first_and_then_the_full_graphs_once_more_with_marks(utils: Any, managed: Any) -> None:
+    manager, model = managed(), Model(7)
     manager.capture(model)
     own = [("NONE", True), ("PIECEWISE", True)] * 3 + [("NONE", True), ("NONE", False)] * 3
     assert manager.ran == own + [("NONE", True), ("NONE", False)] * 3
     assert [desc.num_tokens for desc in manager.graphs] == list(SIZES)
-    assert set(manager._capture_descs) == {CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL}
+    assert set(manager._capture_descs) == {utils.CUDAGraphMode.PIECEWISE, utils.CUDAGraphMode.FULL}
     assert all(graph.marks == [] for graph in manager.graphs.values())
     assert manager._graphs_captured
     parts = marked_graphs.kept.parts[manager]
@@ -176,8 +186,8 @@ def test_vllm_captures_first_and_then_the_full_graphs_once_more_with_marks() -> 
     }
 
 
-def test_a_recording_replays_a_graph_with_marks_and_puts_vllms_own_back() -> None:
-    manager = Manager()
+def test_a_recording_replays_a_graph_with_marks_and_puts_vllms_own_back(managed: Any) -> None:
+    manager = managed()
     manager.capture(Model(3))
     before = dict(manager.graphs)
     clock = GpuClock([Event(), Event()], lambda: None)
@@ -194,9 +204,9 @@ def test_a_recording_replays_a_graph_with_marks_and_puts_vllms_own_back() -> Non
     assert manager.graphs == before
 
 
-def test_recorded_replays_have_their_parts_in_the_rows_of_their_own_launch() -> None:
+def test_recorded_replays_have_their_parts_in_the_rows_of_their_own_launch(managed: Any) -> None:
     """vLLM's own replay, hooked as in a recording; the events are played, and pass as soon as they are recorded."""
-    manager, device = Manager(), Device()
+    manager, device = managed(), Device()
     device.lag_ms = 0.0
     manager.capture(Model(3))
     before, (desc, *_) = dict(manager.graphs), manager.graphs
@@ -242,25 +252,27 @@ def pass_marks(twin: MarkedGraph, device: Device) -> None:
     twin.marked.replay = replay_and_pass  # type: ignore[method-assign]
 
 
-def test_a_second_capture_that_fails_leaves_the_first_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    manager = Manager()
+def test_a_second_capture_that_fails_leaves_the_first_and_is_told(
+    utils: Any, managed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = managed()
     manager.capture(Model(3), fails=lambda: len(manager.ran) > 13)
     assert [desc.num_tokens for desc in manager.graphs] == list(SIZES)
-    assert set(manager._capture_descs) == {CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL}
+    assert set(manager._capture_descs) == {utils.CUDAGraphMode.PIECEWISE, utils.CUDAGraphMode.FULL}
     assert told()["missing"]["target.forward"] == "RuntimeError: out of memory"
     assert told()["spans"] == {}
     assert "target.forward cannot be timed: RuntimeError: out of memory" in caplog.text
     assert marked_graphs.times(GpuClock([Event(), Event()], lambda: None)) is None
 
 
-def test_a_capture_of_vllm_that_fails_does_so_as_ever() -> None:
-    manager = Manager()
+def test_a_capture_of_vllm_that_fails_does_so_as_ever(managed: Any) -> None:
+    manager = managed()
     with pytest.raises(RuntimeError, match="out of memory"):
         manager.capture(Model(3), fails=lambda: len(manager.ran) > 7)
 
 
-def test_a_compiled_model_is_captured_once_and_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    manager, model = Manager(), Model(7)
+def test_a_compiled_model_is_captured_once_and_refused_by_name(managed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    manager, model = managed(), Model(7)
     model.do_not_compile = False
     manager.capture(model)
     assert len(manager.ran) == 12
@@ -270,15 +282,15 @@ def test_a_compiled_model_is_captured_once_and_refused_by_name(caplog: pytest.Lo
     assert f"spantrace: not timed: {LOGITS}: {OUTSIDE}" in caplog.text
 
 
-def test_what_a_graph_does_not_run_is_refused_by_name() -> None:
-    manager = Manager()
+def test_what_a_graph_does_not_run_is_refused_by_name(managed: Any) -> None:
+    manager = managed()
     manager.capture(Model(7, embeds=False))
     ((*_, graph), *_) = marked_graphs.kept.parts[manager].graphs
     assert graph.parts == (*GROUPS, REST)
     assert told()["missing"] == {EMBEDDING: NOT_CALLED, LOGITS: OUTSIDE}
 
 
-def test_of_a_model_that_sees_the_language_model_is_marked() -> None:
+def test_of_a_model_that_sees_the_language_model_is_marked(managed: Any) -> None:
     class Seeing(Model):
         def __init__(self) -> None:
             super().__init__(40)
@@ -290,7 +302,7 @@ def test_of_a_model_that_sees_the_language_model_is_marked() -> None:
         def forward(self, tokens: Any) -> Any:
             return self.language(tokens)
 
-    manager, model = Manager(), Seeing()
+    manager, model = managed(), Seeing()
     manager.capture(model)
     ((*_, graph), *_) = marked_graphs.kept.parts[manager].graphs
     assert graph.parts == (*GROUPS, REST)
@@ -298,21 +310,21 @@ def test_of_a_model_that_sees_the_language_model_is_marked() -> None:
     assert [sites[name] for name in GROUPS] == [model.language.layers[at] for at in (1, 3, 5)]
 
 
-def test_a_drafter_whose_graphs_nobody_knows_is_refused_by_name() -> None:
-    Manager().capture(Model(3))
+def test_a_drafter_whose_graphs_nobody_knows_is_refused_by_name(managed: Any) -> None:
+    managed().capture(Model(3))
     assert told(speculator=object())["missing"]["draft.forward"] == marked_graphs.OTHER_DRAFTER
     assert "draft.forward" not in told(speculator=None)["missing"]
 
 
-def test_a_capture_for_an_estimate_of_memory_is_left_alone() -> None:
-    manager = Manager(profiling=True)
+def test_a_capture_for_an_estimate_of_memory_is_left_alone(managed: Any) -> None:
+    manager = managed(profiling=True)
     manager.capture(Model(7))
     assert len(manager.graphs) == 2
     assert len(manager.ran) == 10
 
 
-def test_graphs_that_are_released_and_captured_anew_have_new_twins() -> None:
-    manager, model = Manager(), Model(3)
+def test_graphs_that_are_released_and_captured_anew_have_new_twins(managed: Any) -> None:
+    manager, model = managed(), Model(3)
     manager.capture(model)
     manager.graphs.clear()
     manager.capture(model)
@@ -320,9 +332,9 @@ def test_graphs_that_are_released_and_captured_anew_have_new_twins() -> None:
     assert [graph.plain for *_, graph in graphs] == list(manager.graphs.values())
 
 
-def test_a_manager_that_nobody_knows_captures_once() -> None:
-    manager = Manager()
-    plain = Manager.capture.__wrapped__  # type: ignore[attr-defined]
+def test_a_manager_that_nobody_knows_captures_once(managed: Any) -> None:
+    manager = managed()
+    plain = managed.capture.__wrapped__
     plain(manager, Model(3))
     assert len(manager.ran) == 12
     assert told()["spans"] == {}

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    # vLLM takes long to import.
-    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 sys.path.append(str(Path(__file__).parents[1]))

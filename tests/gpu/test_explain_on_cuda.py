@@ -11,10 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("pandas")
 pytest.importorskip("pyinstrument")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 from optimized.reference_cycle.geometry import GEOMETRIES  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402

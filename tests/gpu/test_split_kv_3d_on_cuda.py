@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 import optimized  # noqa: E402
 from optimized.gate import public  # noqa: E402

@@ -12,10 +12,7 @@ from spantrace.loading import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("pandas")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 STEPS, LAYERS = 12, 20
 
 

@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 

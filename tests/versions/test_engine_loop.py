@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from sources import source_tree
 
 from optimized.gate import source
 from spantrace.vllm_adapter.hooks import SUPPORTED
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 _CORE = "vllm.v1.engine.core:EngineCoreProc."
 
 

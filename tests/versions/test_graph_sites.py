@@ -6,7 +6,6 @@ Run by `make test-versions`, which sets SPANTRACE_TEST_VERSIONS=1.
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,7 @@ from sources import source_tree
 from spantrace.vllm_adapter.hooks import SUPPORTED
 from spantrace.vllm_adapter.twin_capture import CONTEXT_IN_GRAPH, DRAFTERS, MANAGERS
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 MODELS = "vllm.model_executor.models."
 TARGETS = {"nemotron_h": "NemotronHModel", "qwen2": "Qwen2Model", "llama": "LlamaModel", "qwen3_next": "Qwen3NextModel"}
 SPECULATORS = "vllm.v1.worker.gpu.spec_decode.dflash.speculator"

@@ -6,7 +6,6 @@ Run by `make test-versions`, which sets SPANTRACE_TEST_VERSIONS=1.
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ from sources import source_tree
 
 from spantrace.vllm_adapter.hooks import HOOKS, SUPPORTED, WAIT_EVENTS, hooks_for
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 
 # What a probe reads by position or by name: the leading parameters of the function it hooks.
 PROBED_PARAMETERS = {

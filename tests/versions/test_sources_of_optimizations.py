@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +15,7 @@ from optimized.optimization import Optimization
 from optimized.seams import BUILT_IN
 from spantrace.vllm_adapter.hooks import SUPPORTED
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 IN_VLLM = [item for item in optimized.discover().values() if item.vllm_switch]
 each = pytest.mark.parametrize("item", IN_VLLM, ids=lambda item: item.id)
 

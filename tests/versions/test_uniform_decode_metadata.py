@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,7 @@ from mamba_builds import BATCHES, DECODES, DRAFTS, OTHERS, Stock, built, equal  
 import optimized  # noqa: E402
 from optimized.uniform_decode_metadata.vllm import Shortcut, with_shortcut  # noqa: E402
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 ITEM = optimized.discover()["uniform-decode-metadata"]
 
 

@@ -22,7 +22,6 @@ import optimized
 
 pytestmark = [
     pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
     pytest.mark.timeout(1200),
 ]
 HERE = Path(__file__).parent

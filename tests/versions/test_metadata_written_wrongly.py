@@ -1,0 +1,153 @@
+"""What is written ahead wrongly, what it costs a later group, and where it is not done, for every supported vLLM."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from mamba_builds import DECODES, GROUPS, Stock  # noqa: E402
+from mamba_runners import counted_launches, sides, unlike  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import optimized  # noqa: E402
+from optimized import launching  # noqa: E402
+from optimized.uniform_decode_metadata import ahead  # noqa: E402
+from optimized.uniform_decode_metadata.ahead import ADDRESS_BYTES, Ahead, Later  # noqa: E402
+from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild  # noqa: E402
+
+pytestmark = [
+    pytest.mark.versions,
+    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
+]
+FOUR = "four decodes"
+
+
+@pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())
+def stock(request: pytest.FixtureRequest) -> Stock:
+    return Stock(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launching.INTERPRET, "1")
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return counted_launches(monkeypatch)
+
+
+def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, find = Ahead.write, Ahead._find
+    if fault == "another group's table":
+        rolled = lambda it, groups: find(it, groups).roll(1, 0)  # noqa: E731
+        monkeypatch.setattr(Ahead, "_find", rolled)
+    elif fault == "lengths of the step before":
+        monkeypatch.setattr(Ahead, "write", lambda it, groups, lengths, *rest: write(it, groups, lengths - 16, *rest))
+    elif fault == "accepted tokens of another request":
+        monkeypatch.setattr(
+            Ahead, "write", lambda it, groups, lengths, one, size: write(it, groups, lengths, 1 + one, size)
+        )
+    elif fault == "a group missing":
+        monkeypatch.setattr(Ahead, "write", lambda it, groups, *rest: write(it, groups[:-1], *rest))
+    elif fault == "a table that moved":
+        monkeypatch.setattr(Later, "is_given", lambda *_: True)
+    elif fault == "a step that is none":
+        monkeypatch.setattr(FirstBuild, "write_ahead", lambda it, last, *_: it.ahead.update(last.later))
+    else:
+        right = Later.of.__func__  # type: ignore[attr-defined]
+        final = lambda cls, *given: setattr(made := right(cls, *given), "padding", True) or made  # noqa: E731
+        monkeypatch.setattr(Later, "of", classmethod(final))
+
+
+FAULTS = (
+    "another group's table",
+    "lengths of the step before",
+    "accepted tokens of another request",
+    "a group missing",
+    "a table that moved",
+    "a step that is none",
+    "padding before it is written",
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_written_wrongly_shows(stock: Stock, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours, switch = sides(stock, "align", which="V1")
+    plant(fault, monkeypatch)
+    padding = fault == "padding before it is written"
+    for seed in range(2):
+        if fault == "a table that moved":
+            ours.tables[1] = ours.table()
+        batch = DECODES["padding" if padding else FOUR]
+        wanted, got = (side.step(batch, seed) for side in (theirs, ours))
+    assert unlike(theirs, ours, wanted, got) != []
+    assert not switch.counts.errors
+    assert switch.counts.sorts[AHEAD] == GROUPS - 1
+
+
+class Operations(TorchDispatchMode):
+    """How many operations PyTorch carries out."""
+
+    done = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.done += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", ["none", "align"])
+def test_a_later_group_asks_for_nothing_but_its_metadata(stock: Stock, mode: str, launches: list[int]) -> None:
+    _, ours, switch = sides(stock, mode)
+    places = []
+    for seed in range(4):
+        batch = ours.prepare(DECODES[FOUR], seed)
+        ours.one(0, batch)
+        places.append(switch.ahead._addresses)
+        given = batch.replace(block_table_tensor=ours.tables[1][:4])
+        accepted = ours.accepted[:4]
+        with Operations() as operations:
+            ours.method(ours.builders[1], given, num_accepted_tokens=accepted)
+        assert (operations.done == 0) == (seed > 1), "the views are sliced when they are first asked for"
+        for group in (2, 3):
+            ours.one(group, batch)
+    assert launches == [GROUPS - 1] * 3, "one a step"
+    assert places[0] is None
+    assert places[1] is places[2] is places[3] is not None
+    assert switch.ahead.nbytes() == ADDRESS_BYTES * (GROUPS - 1)
+    switch.close()
+    assert switch.allocated() == 0
+    ours.step(DECODES[FOUR], 9)
+    assert len(launches) == 3, "what was closed is forgotten"
+
+
+def test_a_launch_that_fails_is_counted_once_and_not_tried_again(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours, switch = sides(stock, "align")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(ahead, "launch", fail)
+    for seed in range(4):
+        wanted, got = (side.step(DECODES[FOUR], seed) for side in (theirs, ours))
+        assert unlike(theirs, ours, wanted, got) == []
+    assert switch.counts.errors == {"RuntimeError: planted": 1}
+    assert (switch.counts.sorts[AHEAD], switch.counts.sorts[SHARED]) == (0, 4 * (GROUPS - 1))
+
+
+def test_a_cpu_that_is_not_told_to_interpret_launches_nothing(
+    stock: Stock, launches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(launching.INTERPRET)
+    _, ours, switch = sides(stock, "align")
+    for seed in range(3):
+        ours.step(DECODES[FOUR], seed)
+    assert launches == []
+    assert (switch.counts.sorts[AHEAD], switch.counts.sorts[SHARED]) == (0, 3 * (GROUPS - 1))
+    assert switch._first is not None
+    assert not switch._first.later, "nothing is remembered that is of no use"
