@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lanes
 import psutil
 import pytest
 from actors import Cast, casting
@@ -32,28 +33,25 @@ BADGE, SESSION = "SPANTRACE_TEST_SESSION", uuid.uuid4().hex
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
-# What measures no time on a server, and what does in the built-in cycle.
-UNTIMED_ON_SERVERS = {"campaign_example", "data_parallel", "drafter_kernels_on_a_server", "graph_spans_on_a_server"}
-UNTIMED_ON_SERVERS |= {"keep_last_block", "random_weights", "split_kv_on_a_server"}
-LONG_ON_SERVERS = {"explain_on_a_server", "probe", "ranks", "stack_sampling_on_a_server"}
-TIMED_IN_CYCLES = {"bench", "campaign", "delayed_cycle", "explained_cycle", "known_answers", "reference_cycle_parts"}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/servers starts servers, some for minutes; `beside` measures no time, server after server."""
+    """Everything in tests/servers starts servers, some for minutes; those come first, in the order of their lanes."""
     for item in items:
-        name, on_server = item.path.stem.removeprefix("test_"), TESTS / "servers" in item.path.parents
-        if on_server:
+        if TESTS / "servers" in item.path.parents:
             item.add_marker(pytest.mark.server)
             item.add_marker(pytest.mark.timeout(SERVER_TEST_TIMEOUT_S))
-        if on_server and name in LONG_ON_SERVERS:
-            item.add_marker(pytest.mark.long)
-        untimed = TESTS / "optimized" in item.path.parents and name not in TIMED_IN_CYCLES
-        if untimed or (on_server and name in UNTIMED_ON_SERVERS):
-            item.add_marker(pytest.mark.beside)
-            item.add_marker(pytest.mark.xdist_group("servers" if on_server else name))
-    # The longest group begins first, and the others run beside it.
-    items.sort(key=lambda item: item.get_closest_marker("beside") is None or item.get_closest_marker("server") is None)
+    items.sort(key=lambda item: lanes.place(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two processes of `-n 2` take a lane each, and then file after file."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByLane(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return lanes.lane(Path(nodeid.partition("::")[0]))
+
+    return ByLane(config, log)
 
 
 class ServerPool:

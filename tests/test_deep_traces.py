@@ -20,6 +20,8 @@ from spantrace.errors import SpantraceError
 from spantrace.importers.unpacking import Text, _Nesting
 from spantrace.loading import load
 
+pytestmark = pytest.mark.timed
+
 PROGRAM = """
 import re, sys
 from pathlib import Path

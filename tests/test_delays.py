@@ -15,6 +15,8 @@ from spantrace.delays import LONGEST_NS, Delays, Held
 from spantrace.recorder import Recorder, Site
 from spantrace.spans import Track
 
+pytestmark = pytest.mark.timed
+
 NS = 300_000
 SHORT = 100_000
 """Less than a delay takes, more than a call without one: a machine's hiccups make a call longer, never shorter."""

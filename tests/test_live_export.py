@@ -22,6 +22,7 @@ from cpu_server.server import free_port
 from journals import ENGINE, WORKER, sync_server
 from prometheus_client.parser import text_string_to_metric_families
 from streamed import S, Server
+from test_control import until
 
 from spantrace.capture import Capture, Until
 from spantrace.cli.live_exports import exporting
@@ -36,6 +37,8 @@ from spantrace.live_export import LiveExport, Sink
 from spantrace.recording import Recording
 from spantrace.settling import Settled
 from spantrace.spans import SPAN_NAMES, Kind, Track
+
+pytestmark = pytest.mark.timed
 
 WALL = 1_700_000_000 * S
 SERVER = Server(300, ranks=2)
@@ -100,7 +103,7 @@ def test_a_collector_gets_every_span_of_every_cycle() -> None:
 
 
 def test_spans_come_while_the_server_runs() -> None:
-    begun = time.perf_counter_ns()
+    begun = time.perf_counter_ns() - 4 * S
     server, early = Server(100, late=S, begin=begun), 0
     with collecting() as collector:
         live = LiveExport(server.header, [Otlp(collector.url)], interval=0.1)
@@ -207,7 +210,7 @@ def test_a_dead_collector_stops_and_slows_nothing(
     kind: str, cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("TIMEOUT_S", "CLOSE_S"):
-        monkeypatch.setattr(otlp, name, 1.0)
+        monkeypatch.setattr(otlp, name, 0.5)
     cast(*sync_server(turns=30))
     header = {**SERVER.header, "options": {}}
     with dead_end(kind) as url, exporting(header, url, None) as live:
@@ -230,7 +233,7 @@ def test_a_dead_collector_stops_and_slows_nothing(
 
 
 def test_what_a_slow_collector_does_not_take_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TIMEOUT_S", 1.0), ("CLOSE_S", 1.0), ("BATCH", 10), ("MOST_BATCHES", 3)):
+    for name, value in (("TIMEOUT_S", 0.3), ("CLOSE_S", 0.3), ("BATCH", 10), ("MOST_BATCHES", 3)):
         monkeypatch.setattr(otlp, name, value)
     with collecting(None) as collector:
         sender = Otlp(collector.url)
@@ -245,13 +248,11 @@ def test_a_failing_sink_ends_the_export_and_says_so() -> None:
             raise RuntimeError("no")
 
     frames = [frame for _, frame in SERVER.frames()]
-    live = LiveExport(SERVER.header, [Broken(lambda: None)], interval=0.3)
+    live = LiveExport(SERVER.header, [Broken(lambda: None)], interval=0.05)
     for _ in range(2):
         for frame in frames:
             live.take(frame)
-        time.sleep(1)
-    assert not live._settling._arrived
-    assert not live._settling._slices
+        assert until(lambda: not (live._settling._arrived or live._settling._slices))
     live.close(complete=True)
     assert live.told(SERVER.joined())[0] == "the live export ended early: RuntimeError: no; please report it"
 

@@ -31,6 +31,8 @@ from spantrace.frames import Frame
 from spantrace.vllm_adapter.load import Load, parse_result
 from spantrace.vllm_adapter.servers import Server
 
+pytestmark = pytest.mark.timed
+
 
 def option(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]

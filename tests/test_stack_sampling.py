@@ -8,16 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from scipy.stats import binomtest
 
 from analyzers.sampled import FEWEST, FEWEST_IN_SPAN, sampled_table, share
 from analyzers.sampled_compare import compare_sampled
+from spantrace.cli.main import run
 from spantrace.cli.sampled import sampled_report
 from spantrace.errors import SpantraceError
 from spantrace.loading import load
@@ -28,9 +29,9 @@ from spantrace.vllm_adapter.hooks import SUPPORTED, hooks_for
 from spantrace.vllm_adapter.span_functions import SpanFunctions, counted, version_of
 from spantrace.vllm_adapter.stack_samples import gpu_of
 
-if TYPE_CHECKING:
-    from tests.conftest import Cli
+pytestmark = pytest.mark.timed
 
+Said = Callable[..., Any]
 RESULTS = Path(__file__).parents[1] / "examples/results"
 SITE = "/opt/env/lib/python3.12/site-packages/"
 CORE = SITE + "vllm/v1/engine/core.py"
@@ -85,13 +86,13 @@ def one_process(forward: int, rest: int, **changes: object) -> Recording:
 
 
 def test_py_spy_sees_the_shares_of_a_process_as_they_are(working: int) -> None:
-    found = sample(working, 4.0, lambda seconds: None)
+    found = sample(working, 2.0, lambda seconds: None)
     main = [stack for stack in found.stacks if stack.thread == working]
     counts = {
         name: sum(stack.samples for stack in main if any(frame.function == name for frame in stack.frames))
         for name in ("Work.run", "Work.long", "Work.short")
     }
-    assert 100 < counts["Work.run"] <= 450
+    assert 50 < counts["Work.run"] <= 250
     assert 0.5 < counts["Work.long"] / counts["Work.run"] < 0.9
     assert counts["Work.long"] + counts["Work.short"] > 0.95 * counts["Work.run"]
     assert found.by.startswith("py-spy ")
@@ -107,13 +108,13 @@ def test_ctrl_c_ends_sampling_and_keeps_what_was_seen(working: int) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while process.stdout.readline() not in ("3\n", ""):
+        while process.stdout.readline() not in ("2\n", ""):
             pass
         process.send_signal(signal.SIGINT)
         kept = process.stdout.read().split()[-3:]
     assert process.returncode == 0
     assert kept[0] == "kept"
-    assert int(kept[1]) > 50
+    assert int(kept[1]) > 30
     assert kept[2] == "True"
 
 
@@ -253,6 +254,17 @@ def test_below_the_stated_numbers_there_is_no_share() -> None:
 
 
 @pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """What a spantrace command prints that ends with this exit code: `said(0, "report", path).out`."""
+
+    def printed(code: int, *arguments: str) -> Any:
+        assert run(list(arguments)) == code
+        return capsys.readouterr()
+
+    return printed
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Path]:
     """Two sampled recordings, and a measured one."""
     one_process(300, 700).save(tmp_path / "a.spantrace")
@@ -261,54 +273,50 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
     return tmp_path / "a.spantrace", tmp_path / "b.spantrace", tmp_path / "measured.spantrace"
 
 
-def test_it_is_called_sampled_wherever_it_is_shown(files: tuple[Path, Path, Path], cli: Cli) -> None:
+def test_it_is_called_sampled_wherever_it_is_shown(files: tuple[Path, Path, Path], said: Said) -> None:
     assert sampled_report(load(files[2])) is None
-    table, markdown, csv = (cli("report", str(files[0]), "--format", form) for form in ("table", "markdown", "csv"))
-    assert "SAMPLED Shares of the host's time in cycles: 1,000 samples lie in cycles, 7 outside of any." in " ".join(
-        table.stdout.split()
+    table, markdown, csv, in_json = (
+        said(0, "report", str(files[0]), "--format", form).out for form in ("table", "markdown", "csv", "json")
     )
-    assert "so no verdict" in table.stdout
+    assert "SAMPLED Shares of the host's time in cycles: 1,000 samples lie in cycles, 7 outside of any." in " ".join(
+        table.split()
+    )
+    assert "so no verdict" in table
     for word in ("HOST", "BOUND", "SATURATED", "ms"):
-        assert word not in table.stdout.replace("samples", "").split()
-    assert "**SAMPLED.**" in markdown.stdout
-    assert "sampled share" in markdown.stdout
-    assert csv.stdout.splitlines()[0] == "span,sampled_share,sampled_low,sampled_high,samples,function"
-    told = json.loads(cli("report", str(files[0]), "--format", "json").stdout)
+        assert word not in table.replace("samples", "").split()
+    assert "**SAMPLED.**" in markdown
+    assert "sampled share" in markdown
+    assert csv.splitlines()[0] == "span,sampled_share,sampled_low,sampled_high,samples,function"
+    told = json.loads(in_json)
     assert (told["sampled"], told["verdict"]) == (True, None)
-    exported = cli("export", str(files[0]), "--to", "kineto", "-o", str(files[0].with_name("x")))
-    assert exported.returncode == 2
-    assert "is sampled, it holds no spans to export" in exported.stderr
+    exported = said(2, "export", str(files[0]), "--to", "kineto", "-o", str(files[0].with_name("x")))
+    assert "is sampled, it holds no spans to export" in exported.err
     for options in (["--kind", "all"], ["--html", "page.html"], ["--baseline", str(files[2])]):
-        refused = cli("report", str(files[0]), *options)
-        assert refused.returncode == 2
-        assert "the recording is sampled, it holds no cycles" in refused.stderr
+        assert "the recording is sampled, it holds no cycles" in said(2, "report", str(files[0]), *options).err
 
 
-def test_too_few_samples_are_called_not_enough(tmp_path: Path, cli: Cli) -> None:
+def test_too_few_samples_are_called_not_enough(tmp_path: Path, said: Said) -> None:
     one_process(20, 30).save(tmp_path / "few.spantrace")
-    said = cli("report", str(tmp_path / "few.spantrace")).stdout
-    assert "Not enough: 50 samples lie in cycles, 7 outside of any; shares need 100." in " ".join(said.split())
-    assert "%" not in said.partition("sampled ")[0].partition("span ")[2].replace("95%", "")
+    text = said(0, "report", str(tmp_path / "few.spantrace")).out
+    assert "Not enough: 50 samples lie in cycles, 7 outside of any; shares need 100." in " ".join(text.split())
+    assert "%" not in text.partition("sampled ")[0].partition("span ")[2].replace("95%", "")
 
 
-def test_sampled_and_measured_are_compared_by_force_only(files: tuple[Path, Path, Path], cli: Cli) -> None:
+def test_sampled_and_measured_are_compared_by_force_only(files: tuple[Path, Path, Path], said: Said) -> None:
     a, b, measured = map(str, files)
-    refused = cli("compare", measured, a)
-    assert refused.returncode == 3
-    assert refused.stderr.startswith("spantrace: B is sampled and the other side measured; record both alike")
-    forced = cli("compare", measured, a, "--force")
-    assert forced.returncode == 0, forced.stderr
-    assert "SAMPLED" in forced.stdout
-    assert "One side is measured" in forced.stdout
-    both = cli("compare", a, b)
-    assert both.returncode == 0, both.stderr
-    assert "+15.0" in both.stdout
-    assert "<0.001" in both.stdout
+    refused = said(3, "compare", measured, a).err
+    assert refused.startswith("spantrace: B is sampled and the other side measured; record both alike")
+    forced = said(0, "compare", measured, a, "--force").out
+    assert "SAMPLED" in forced
+    assert "One side is measured" in forced
+    both = said(0, "compare", a, b).out
+    assert "+15.0" in both
+    assert "<0.001" in both
     gates = Path(a).with_name("gates.toml")
     gates.write_text('gates = ["cycle < -4%"]')
-    gated = cli("compare", a, b, "--gate", str(gates))
-    assert (gated.returncode, gated.stdout) == (3, "")
-    assert "gates judge times, and a side is sampled" in gated.stderr
+    gated = said(3, "compare", a, b, "--gate", str(gates))
+    assert gated.out == ""
+    assert "gates judge times, and a side is sampled" in gated.err
 
 
 def test_a_difference_is_shown_where_it_is_one() -> None:
@@ -327,7 +335,7 @@ def test_a_difference_is_shown_where_it_is_one() -> None:
 
 
 def test_what_cannot_be_sampled_is_told_in_a_sentence(
-    working: int, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    working: int, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = ("-o", str(tmp_path / "r.spantrace"))
     answers = {
@@ -341,10 +349,9 @@ def test_what_cannot_be_sampled_is_told_in_a_sentence(
         ): "--sample counts and times no cycles; leave out --cycles, --nvtx; see spantrace",
     }
     for arguments, answer in answers.items():
-        refused = cli("record", "--sample", *arguments, *path)
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(f"spantrace: {answer}")
-        assert refused.stderr.count("\n") == 1
+        refused = said(2, "record", "--sample", *arguments, *path).err
+        assert refused.startswith(f"spantrace: {answer}")
+        assert refused.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")

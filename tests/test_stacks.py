@@ -27,6 +27,8 @@ from spantrace.recorder import Recorder, Site
 from spantrace.recording import Recording
 from spantrace.spans import Track
 
+pytestmark = pytest.mark.timed
+
 BUSY_S = 0.002
 SLOW_LINE = sys._getframe().f_lineno + 6
 

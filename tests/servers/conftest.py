@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -11,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from live import Witness
 
+from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
+
 if TYPE_CHECKING:
     from cpu_server import CpuServer
 
 HERE = Path(__file__).parent
 ACCEPTANCE = (0.9, 0.6, 0.3)
+USUAL: dict[str, Any] = {"method": "dflash", "acceptance": ACCEPTANCE}
+HYBRID = USUAL | {"target": "nemotron", "optimize": "uniform-decode-metadata", "allow_delays": True}
+"""A hybrid target with a DFlash drafter that was started with an optimization and may be delayed."""
+DSPARK: dict[str, Any] = {
+    "method": "dspark",
+    "runner": "V2",
+    "optimize": "keep-last-block,split-kv-3d,markov-chain",
+}
+"""Runner V2, interpreted, with a DSpark drafter whose drafts are verified."""
 Serve = Callable[..., "CpuServer"]
 AskWitness = Callable[["CpuServer"], Witness]
 
@@ -55,6 +67,15 @@ def serve(servers: Any, witness_directory: Path, nvtx_counts: Path) -> Serve:
         return servers.get(**configuration, env=environment)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def profiled(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> tuple[CpuServer, Path]:
+    """The usual server, asked for graph spans, with a profiler of vLLM's, and where this writes its traces."""
+    directory = tmp_path_factory.mktemp("traces")
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(directory), "torch_profiler_with_stack": False}
+    options: Any = {"extra_args": ("--profiler-config", json.dumps(profiler))}
+    return serve(**USUAL, **options, env={"VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1", GRAPH_SPANS: "1"}), directory
 
 
 @pytest.fixture(scope="session")

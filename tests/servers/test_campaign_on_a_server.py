@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from conftest import ACCEPTANCE
+from conftest import ACCEPTANCE, HYBRID
 from live import PROGRAM, wait_until
 
 from spantrace.frames import read_frames
@@ -102,7 +102,7 @@ def test_a_server_that_dies_in_window_5_of_12_costs_that_window_and_resume_compl
 def test_a_running_server_is_switched_and_has_on_afterwards_what_it_had_before(
     serve: Serve, cli: Cli, tmp_path: Path
 ) -> None:
-    server = serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN)
+    server = serve(**HYBRID)
     plan, directory = plan_of_a_running_server(server, tmp_path / "plan.toml"), tmp_path / "campaign"
     server.complete(max_tokens=8)
     before = state(cli, server)
@@ -138,18 +138,3 @@ def plan_of_a_running_server(server: CpuServer, path: Path) -> Path:
     lines = [f'target = ":{server.port}"', f'optimize = ["{CHOSEN}"]', *LENGTH]
     path.write_text("\n".join([*lines, "[load]", f"command = {json.dumps(LOAD)}"]) + "\n")
     return path
-
-
-def test_a_delay_of_what_never_runs_ends_the_campaign_in_its_first_window(
-    serve: Serve, cli: Cli, tmp_path: Path
-) -> None:
-    server = serve(method="dflash", acceptance=ACCEPTANCE, allow_delays=True)
-    arm = ["[[arm]]", 'name = "held"', 'delay = { "target.metadata.gdn" = 200 }']
-    lines = [f'target = ":{server.port}"', "aa = false", *LENGTH, *arm, "[load]", f"command = {json.dumps(LOAD)}"]
-    (tmp_path / "plan.toml").write_text("\n".join(lines) + "\n")
-    done = cli("ab", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "campaign"), timeout=150)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1].startswith(
-        "spantrace: the campaign stopped because target.metadata.gdn never ran in 30 cycles, so that it cannot be held "
-        "up; 1 of 8 windows are kept, "
-    )

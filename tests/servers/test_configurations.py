@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import MANY, LiveRecording, assert_clean, kinds, live, record
 
 from spantrace.loading import load
@@ -62,7 +62,7 @@ V2 = (
         "draft.forward": 1,
     }
 )
-USUAL = {"STEADY", "PREFILL", "MIXED", "EMPTY"}
+KINDS = {"STEADY", "PREFILL", "MIXED", "EMPTY"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Case:
     name: str
     configuration: dict[str, Any]
     calls: dict[str, int]
-    kinds: set[str] = field(default_factory=lambda: USUAL)
+    kinds: set[str] = field(default_factory=lambda: KINDS)
     tokens: int = 48
     runner: str = "V1"
 
@@ -87,17 +87,16 @@ class Case:
         return "acceptance" not in self.configuration and "target" not in self.configuration
 
 
-SYNTHETIC: dict[str, Any] = {"method": "dflash", "acceptance": ACCEPTANCE}
 CASES = [
-    Case("V2-dspark", SYNTHETIC | {"method": "dspark", "runner": "V2"}, V2, tokens=12, runner="V2"),
-    Case("V2-dflash", SYNTHETIC | {"runner": "V2", "async_scheduling": True}, V2, tokens=12, runner="V2"),
-    Case("nemotron", SYNTHETIC | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 2}),
-    Case("eagle3", {"method": "eagle3"}, V1_IN_TURN),
-    Case("draft_model", {"method": "draft_model"}, V1_IN_TURN),
-    Case("ngram", {"method": "ngram"}, V1_NGRAM, USUAL | {"DRAFT_SKIPPED"}),
+    Case("sync", USUAL, V1_DFLASH),
+    Case("async", USUAL | {"async_scheduling": True}, V1_DFLASH, KINDS | {"GHOST"}),
     Case("none", {"method": None, "extra_args": ("--api-server-count", "2")}, V1),
-    Case("async", SYNTHETIC | {"async_scheduling": True}, V1_DFLASH, USUAL | {"GHOST"}),
-    Case("sync", SYNTHETIC, V1_DFLASH),
+    Case("ngram", {"method": "ngram"}, V1_NGRAM, KINDS | {"DRAFT_SKIPPED"}),
+    Case("draft_model", {"method": "draft_model"}, V1_IN_TURN),
+    Case("nemotron", USUAL | {"target": "nemotron"}, V1_DFLASH | {"target.metadata.mamba": 2}),
+    Case("V2-dflash", USUAL | {"runner": "V2", "async_scheduling": True}, V2, tokens=12, runner="V2"),
+    Case("V2-dspark", USUAL | {"method": "dspark", "runner": "V2"}, V2, tokens=12, runner="V2"),
+    Case("eagle3", {"method": "eagle3"}, V1_IN_TURN),
 ]
 ELSEWHERE = {"none"}
 """Servers whose sockets lie in a directory of their own."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import MANY, LiveRecording, assert_clean, wait_until
 
 from spantrace.journal import journal_path
@@ -27,7 +27,7 @@ ENGINES = ("dp0", "dp1")
 def server(serve: Serve) -> CpuServer:
     """Two engines, a core for each."""
     two = ("-dp", "2", "--api-server-count", "1")
-    return serve(method="dflash", acceptance=ACCEPTANCE, extra_args=two, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return serve(**USUAL, extra_args=two, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
 
 
 def listed(cli: Cli, server: CpuServer) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import LONG_S, PROGRAM, Witness, wait_until
 from quiet import Blurred, judged
 
@@ -40,7 +40,7 @@ MANY = ("--samples", "1000000", "--seconds", "600")
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The usual server."""
-    return serve(method="dflash", acceptance=ACCEPTANCE)
+    return serve(**USUAL)
 
 
 def where(server: CpuServer) -> list[str]:
@@ -105,6 +105,7 @@ def test_the_text_names_it_too(server: CpuServer, witness: AskWitness, cli: Cli,
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.timed
 def test_latency_returns_to_what_it_was(server: CpuServer, cli: Cli) -> None:
     def latency() -> float:
         """Seconds of a request, the median."""
@@ -206,9 +207,8 @@ def test_too_few_samples_and_no_kernel_to_measure(server: CpuServer, cli: Cli) -
     assert kernels.stdout == ""
 
 
-def test_a_running_profiler_of_vllm_is_named(serve: Serve, cli: Cli, tmp_path: Path) -> None:
-    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": False}
-    server = serve(method="dflash", acceptance=ACCEPTANCE, extra_args=("--profiler-config", json.dumps(profiler)))
+def test_a_running_profiler_of_vllm_is_named(profiled: tuple[CpuServer, Path], cli: Cli) -> None:
+    server, _ = profiled
 
     def ask(path: str) -> None:
         with urllib.request.urlopen(urllib.request.Request(f"{server.url}{path}", method="POST"), timeout=LONG_S):

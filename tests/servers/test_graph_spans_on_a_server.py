@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
 from live import assert_clean, record
 
-from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
 from spantrace.vllm_adapter.graph_sites import COMPILED, NO_MARKOV, OUTSIDE, WITHIN_MARKOV
 
 if TYPE_CHECKING:
-    from conftest import Serve
+    from cpu_server import CpuServer
 
     from tests.conftest import Cli
 
@@ -71,10 +69,9 @@ def test_models_pass_the_sites_in_order(
 
 
 def test_a_server_that_was_asked_and_has_no_graphs_is_recorded_as_ever_and_says_so(
-    serve: Serve, tmp_path: Path, cli: Cli
+    profiled: tuple[CpuServer, Path], tmp_path: Path, cli: Cli
 ) -> None:
-    server = serve(method="dflash", acceptance=ACCEPTANCE, env={GRAPH_SPANS: "1"})
-    path = tmp_path / "r.spantrace"
+    (server, _), path = profiled, tmp_path / "r.spantrace"
     recording = record(server, path, lambda: server.complete(("one", "two"), 48))
     assert_clean(recording)
     reported = cli("report", str(path))

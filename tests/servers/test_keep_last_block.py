@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from conftest import DSPARK
 from live import MANY, assert_clean, live, wait_until
 from packaging.version import Version
 
@@ -77,6 +78,18 @@ def compared(cli: Cli, server: CpuServer) -> tuple[int, int, list[list[int]]]:
     return without, found, answers + others
 
 
+def test_eagle3_is_unchanged_to_the_token(serve: Serve, cli: Cli) -> None:
+    eagle3 = serve(method="eagle3")
+    without, found, answers = compared(cli, eagle3)
+    assert found == without > 0
+    assert all(answer == answers[0] for answer in answers)
+    told = state(cli, eagle3)
+    assert (told["hits"], told["fallbacks"], told["errors"]) == (0, 2, 0)
+    assert "2 x with eagle3 the last block may have been computed from other tokens" in told["remarks"]
+    plain = serve(method="dflash", optimize=CHOSEN)
+    assert compared(cli, plain)[0] == without, "eagle3 would have hit one block more"
+
+
 def test_a_repeated_prompt_hits_exactly_one_block_more(server: CpuServer, cli: Cli) -> None:
     without, found, answers = compared(cli, server)
     assert without > 0
@@ -129,20 +142,8 @@ def test_it_is_switched_ten_times_under_load_and_nothing_is_lost(
     assert found == without + BLOCK, "what was held is given back each time"
 
 
-def test_eagle3_is_unchanged_to_the_token(serve: Serve, cli: Cli) -> None:
-    eagle3 = serve(method="eagle3", optimize=CHOSEN)
-    without, found, answers = compared(cli, eagle3)
-    assert found == without > 0
-    assert all(answer == answers[0] for answer in answers)
-    told = state(cli, eagle3)
-    assert (told["hits"], told["fallbacks"], told["errors"]) == (0, 2, 0)
-    assert "2 x with eagle3 the last block may have been computed from other tokens" in told["remarks"]
-    plain = serve(method="dflash", optimize=CHOSEN)
-    assert compared(cli, plain)[0] == without, "eagle3 would have hit one block more"
-
-
 def test_dspark_on_the_other_runner_hits_exactly_one_block_more(serve: Serve, cli: Cli) -> None:
-    dspark = serve(method="dspark", runner="V2", optimize=CHOSEN)
+    dspark = serve(**DSPARK)
     without, found, answers = compared(cli, dspark)
     assert without > 0
     assert found == without + BLOCK

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import wait_until
 from quiet import ATTEMPTS, Blurred, judged
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cpu_server import CpuServer
 
     from tests.conftest import Cli
+
+pytestmark = pytest.mark.timed
 
 SPAN, DELAY_US = "output.update", 200
 LONG_US, ENOUGH = 3000, 0.1
@@ -33,7 +35,7 @@ LOAD = [sys.executable, str(Path(__file__).with_name("small_load.py")), "{url}",
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """A server whose spans may be held up."""
-    return serve(method="dflash", acceptance=ACCEPTANCE, allow_delays=True)
+    return serve(**USUAL, allow_delays=True)
 
 
 def ab(
@@ -45,9 +47,9 @@ def ab(
     return cli("ab", str(plan), "-o", str(directory / "campaign"), "--format", form, timeout=300)
 
 
-def held(server: CpuServer, us: int, repeats: int = 8, cycles: int = 40) -> list[str]:
+def held(server: CpuServer, us: int, repeats: int = 8, cycles: int = 40, span: str = SPAN) -> list[str]:
     """The lines of a plan that holds a span up in one arm."""
-    arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{SPAN}" = {us} }}']
+    arm = ["[[arm]]", 'name = "held"', f'delay = {{ "{span}" = {us} }}']
     lengths = [f"repeats = {repeats}", f"cycles = {cycles}", "warmup = 5"]
     return [f'target = ":{server.port}"', *lengths, *arm]
 
@@ -84,7 +86,6 @@ def _moved(effect: dict[str, Any]) -> bool:
     return shown and abs(effect["change"]["difference"]["value"]) > NOTHING
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_cycle_moves_as_sensitivity_predicts(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
     asked = ("--span", SPAN, "--delay", str(LONG_US), "--max-slowdown", "0.5", "--cycles", "20", "--blocks", "60")
@@ -114,11 +115,23 @@ def _refuse_blurred(slope: dict[str, float]) -> None:
 def test_a_server_that_may_not_be_delayed_is_refused_before_anything_is_measured(
     serve: Serve, cli: Cli, tmp_path: Path
 ) -> None:
-    done = ab(cli, tmp_path, *held(serve(method="dflash", acceptance=ACCEPTANCE), DELAY_US))
+    done = ab(cli, tmp_path, *held(serve(**USUAL), DELAY_US))
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("spantrace: this server was not started to be delayed; start it with spantrace serve")
     assert list((tmp_path / "campaign").glob("*.spantrace")) == []
+
+
+def test_a_delay_of_what_never_runs_ends_the_campaign_in_its_first_window(
+    server: CpuServer, cli: Cli, tmp_path: Path
+) -> None:
+    never = held(server, DELAY_US, repeats=4, cycles=30, span="target.metadata.gdn")
+    done = ab(cli, tmp_path, "aa = false", *never, form="table")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "spantrace: the campaign stopped because target.metadata.gdn never ran in 30 cycles, so that it cannot be held "
+        "up; 1 of 8 windows are kept, "
+    )
 
 
 def test_a_cache_that_a_busy_engine_does_not_empty_is_told(server: CpuServer, cli: Cli, tmp_path: Path) -> None:

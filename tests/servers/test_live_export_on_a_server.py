@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from collectors import collecting
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from cpu_server.server import free_port
 from live import MANY, LiveRecording, assert_clean, wait_until
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The usual server."""
-    return serve(method="dflash", acceptance=ACCEPTANCE)
+    return serve(**USUAL)
 
 
 @contextmanager
@@ -51,9 +51,10 @@ def observed(port: int) -> float:
     return sum(sample.value for sample in samples if sample.name == "spantrace_span_seconds_count")
 
 
+@pytest.mark.timed
 def test_spans_and_histograms_come_while_a_server_is_recorded(server: CpuServer, tmp_path: Path) -> None:
     port, path = free_port(), tmp_path / "a.spantrace"
-    with collecting() as collector, server.load(3):
+    with collecting() as collector, server.load(1):
         options = ("--otlp", collector.url, "--prometheus", f":{port}")
         with recording(server, path, *MANY, *options) as running:
             running.armed()

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import MANY, assert_clean, live, wait_until
 
 from spantrace.loading import load
@@ -26,7 +26,7 @@ def counts(directory: Path, pid: int) -> tuple[int, int]:
 
 
 def test_pushes_and_pops_per_domain(serve: Serve, witness: AskWitness, nvtx_counts: Path, tmp_path: Path) -> None:
-    server = serve(method="dflash", acceptance=ACCEPTANCE)
+    server = serve(**USUAL)
     seer = witness(server)
     pids = (seer.engine, *seer.workers)
 

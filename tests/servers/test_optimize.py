@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
-from live import assert_clean, record, wait_until
+from conftest import HYBRID
+from live import assert_clean, record
 
 from spantrace.spans import SPAN_ID
 
@@ -28,7 +28,7 @@ ADOPTION = Path(__file__).with_name("adopt_in_this_process.py")
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The hybrid target with a DFlash drafter, and Mamba's metadata optimized."""
-    return serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN)
+    return serve(**HYBRID)
 
 
 def prompts(streams: int) -> tuple[str, ...]:
@@ -82,15 +82,18 @@ def test_a_server_says_what_is_on(server: CpuServer, cli: Cli) -> None:
 def test_greedy_streams_are_the_same_without_it(serve: Serve, cli: Cli) -> None:
     """Without a drafter, with which this target's streams repeat."""
 
-    def streams(optimize: str | None) -> list[list[int]]:
-        server = serve(method=None, target="nemotron", optimize=optimize)
+    server = serve(method=None, target="nemotron", optimize=CHOSEN)
+
+    def streams(way: str) -> list[list[int]]:
+        switched = cli("toggle", f":{server.port}", way, CHOSEN)
+        assert switched.returncode == 0, switched.stderr
         found = [server.complete([prompt], max_tokens=48)[0] for prompt in prompts(4)]
-        assert state_in(cli, f":{server.port}")["state"] == ("on" if optimize else "applies")
-        assert not optimize or state_in(cli, f":{server.port}")["hits"] > 100
+        told = state_in(cli, f":{server.port}")
+        assert (told["state"], (told["hits"] or 0) > 100) == (("on", True) if way == "--on" else ("applies", False))
         return found
 
-    without = streams(None)
-    assert without == streams(CHOSEN)
+    without = streams("--off")
+    assert without == streams("--on")
     assert all(len(set(tokens)) > 5 for tokens in without)
 
 
@@ -143,12 +146,3 @@ def test_a_process_applies_all_or_nothing_and_says_why(
         assert all(why.startswith(expected.format(id=CHOSEN, seam=seam)) for why in said["refused"].values())
         assert done.stderr.count("spantrace: none of") == 1
         assert said["child"] == "", "a process that is started later says it again"
-
-
-def test_a_stopped_server_is_no_server(serve: Serve, cli: Cli) -> None:
-    server = serve(method=None, target="nemotron", optimize=CHOSEN)
-    server.stop()
-    wait_until(lambda: not server.alive, "the end of the server")
-    told = cli("optimizations", f":{server.port}")
-    assert told.returncode == 2
-    assert told.stderr.startswith(f"spantrace: nothing listens on port {server.port} here")

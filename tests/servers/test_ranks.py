@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.timed
+
 CHOSEN = "uniform-decode-metadata"
 DELAY_MS = 15.0
 OF_A_WORKER = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import assert_clean, record, wait_until
 
 from spantrace.loading import load
@@ -30,7 +30,7 @@ SEAMS = [
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The V2 runner with DSpark, whose kernels run in the interpreter and whose drafts in no graph."""
-    found = serve(method="dspark", runner="V2", acceptance=ACCEPTANCE)
+    found = serve(**USUAL | {"method": "dspark", "runner": "V2"})
     found.complete(max_tokens=8)
     return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import MANY, LiveRecording, Witness, assert_clean, live, record, wait_until
 
 from spantrace.frames import Frame, unpack_rows
@@ -44,7 +44,7 @@ AT = {"schedule": 2, "update": 2, "execute": 2, "idle": 1, "graph": 1}
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The usual server."""
-    return serve(method="dflash", acceptance=ACCEPTANCE)
+    return serve(**USUAL)
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_one_run_of_cycles_in_five_is_in_detail_and_all_are_counted_and_timed(
     server: CpuServer, seer: Witness, tmp_path: Path
 ) -> None:
     def run() -> None:
-        with server.load(2):
-            time.sleep(4.0)
+        with server.load(2) as load:
+            wait_until(lambda: load.tokens > 1000, "tokens of some 200 cycles")
 
     before = server.speculation()
     recording = record(server, tmp_path / "r.spantrace", run, "--detail-every", "5")

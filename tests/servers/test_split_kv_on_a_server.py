@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import DSPARK
 
 if TYPE_CHECKING:
     from conftest import AskWitness, Serve
@@ -19,7 +20,7 @@ ID, CHAIN = "split-kv-3d", "markov-chain"
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """Runner V2 with a DSpark drafter, whose attention here is vLLM's for the CPU, and whose drafts are verified."""
-    return serve(method="dspark", runner="V2", optimize=f"{ID},{CHAIN}")
+    return serve(**DSPARK)
 
 
 def state(cli: Cli, server: CpuServer, chosen: str = ID) -> dict[str, Any]:

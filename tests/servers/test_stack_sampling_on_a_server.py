@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conftest import ACCEPTANCE
+import pytest
+from conftest import USUAL
 from live import LONG_S, PROGRAM, wait_until
 
 from analyzers.sampled import sampled_table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-WITHOUT = {"method": "dflash", "acceptance": ACCEPTANCE, "env": {"VLLM_PLUGINS": "vllm_cpu_fixes"}}
+WITHOUT = USUAL | {"env": {"VLLM_PLUGINS": "vllm_cpu_fixes"}}
 NEAR = 0.1
 """Between a sampled share and the measured one of the same seconds, which holds what its hooks cost as well."""
 
@@ -57,8 +58,9 @@ def test_a_server_without_the_plugin_is_sampled(serve: Serve, cli: Cli, tmp_path
     assert "GPUModelRunner._model_forward" in functions["target.forward"]
 
 
+@pytest.mark.timed
 def test_sampled_shares_are_the_measured_ones(serve: Serve, cli: Cli, tmp_path: Path) -> None:
-    server = serve(method="dflash", acceptance=ACCEPTANCE)
+    server = serve(**USUAL)
     sampled, measured = tmp_path / "sampled.spantrace", tmp_path / "measured.spantrace"
     with server.load(4):
         command = [PROGRAM, "record", "--sample", f":{server.port}", "--seconds", "12", "-o", str(sampled)]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from conftest import ACCEPTANCE
 
 from analyzers.span_table import span_table
 from spantrace.cli.main import run
@@ -16,19 +13,14 @@ from spantrace.loading import load
 from spantrace.spans import Kind
 
 if TYPE_CHECKING:
-    from conftest import Serve
+    from cpu_server import CpuServer
 
 RANGES = ("target.input_prep", "target.forward", "sample", "postprocess", "draft.propose")
 
 
-def test_a_trace_of_a_servers_worker(serve: Serve, tmp_path: Path) -> None:
-    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": False}
-    server = serve(
-        method="dflash",
-        acceptance=ACCEPTANCE,
-        extra_args=("--profiler-config", json.dumps(profiler)),
-        env={"VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1"},
-    )
+def test_a_trace_of_a_servers_worker(profiled: tuple[CpuServer, Path]) -> None:
+    server, directory = profiled
+    before = set(directory.glob("*.json.gz"))
 
     def ask(path: str) -> None:
         with urllib.request.urlopen(urllib.request.Request(f"{server.url}{path}", method="POST"), timeout=60):
@@ -38,7 +30,8 @@ def test_a_trace_of_a_servers_worker(serve: Serve, tmp_path: Path) -> None:
     ask("/start_profile")
     server.complete(["one", "two"], max_tokens=48)
     ask("/stop_profile")
-    (path,) = [path for path in tmp_path.glob("*.json.gz") if b"execute_context_" in gzip.decompress(path.read_bytes())]
+    written = set(directory.glob("*.json.gz")) - before
+    (path,) = [path for path in written if b"execute_context_" in gzip.decompress(path.read_bytes())]
     recording = load(path)
     assert recording.header["trace"]["cycles_by"] == "the engine's annotations"
     steady = recording.cycles.kind == Kind.STEADY

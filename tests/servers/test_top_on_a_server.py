@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import LONG_S, MANY, PROGRAM, Witness, live, wait_until
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ COLUMNS = 80
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> CpuServer:
     """The usual server."""
-    return serve(method="dflash", acceptance=ACCEPTANCE)
+    return serve(**USUAL)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import MANY, LiveRecording, Witness, assert_clean, wait_until
 
 from spantrace.control import connect, processes
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-USUAL = {"method": "dflash", "acceptance": ACCEPTANCE}
 CUT_OFF = re.compile(r"process \d+ broke off while it was recorded: .*; the recording is partial")
 ALL = (*MANY, "--warmup", "0")
 
@@ -201,7 +200,7 @@ def cut_off(peer: socket.socket) -> bool:
 def test_why_a_server_cannot_be_recorded(
     environment: dict[str, str], reason: str, server: CpuServer, serve: Serve, cli: Cli, tmp_path: Path
 ) -> None:
-    deaf = serve(method=None, env=environment)
+    deaf = serve(**USUAL, env=environment)
     engine = deaf.process("VLLM::EngineCore").pid
     listed = cli("ps", "--format", "json")
     assert listed.returncode == 0
@@ -238,7 +237,7 @@ def test_targets_that_are_no_server(servers: None, cli: Cli, tmp_path: Path) -> 
 
 def test_killed_worker(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     """The server dies as one does that knows nothing of spantrace."""
-    alone, recorded = serve(method=None, env={"SPANTRACE": "off"}), serve(**USUAL)
+    alone, recorded = serve(**USUAL, env={"SPANTRACE": "off"}), serve(**USUAL)
     died = kill_worker(alone)
     with recorded.load(1):
         running = LiveRecording(recorded, tmp_path / "r.spantrace", *ALL).has(cycles=30)
@@ -247,9 +246,10 @@ def test_killed_worker(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     assert code == 0, said
     assert CUT_OFF.search(said)
     assert len(assert_partial(cli, running.path).cycles) >= 20
-    after = cli("record", f":{recorded.port}")
-    assert after.returncode == 2
-    assert f"nothing listens on port {recorded.port} here" in after.stderr
+    for command in ("record", "optimizations"):
+        after = cli(command, f":{recorded.port}")
+        assert after.returncode == 2
+        assert after.stderr.startswith(f"spantrace: nothing listens on port {recorded.port} here")
 
 
 def kill_worker(server: CpuServer) -> int | None:
