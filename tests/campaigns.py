@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from recordings import NEMOTRON_GPU, NEMOTRON_HOST, Work, make_recording
-from scipy.signal import lfilter
 
+from analyzers import changes
 from spantrace.campaign.order import ABBA, turns
 from spantrace.recording import Recording
 
 WANDER, MEMORY = 0.02, 0.98
 """How far the speed wanders (the standard deviation of its logarithm) and how much of that a cycle inherits."""
+FEW = 200
+"""Bootstrap samples."""
 
 
 def speed(cycles: int, random: np.random.Generator, drift: float) -> NDArray[np.float64]:
     """How slow the machine is in each cycle: a wander that cycles share with their neighbours, and a steady drift."""
     steps = random.normal(0, WANDER * np.sqrt(1 - MEMORY**2), cycles)
     steps[0] = random.normal(0, WANDER)
-    wander = lfilter([1.0], [1.0, -MEMORY], steps)
+    wander = np.array(list(accumulate(steps, lambda before, step: MEMORY * before + step)))
     return np.exp(wander + drift * np.arange(cycles) / cycles)
 
 
@@ -58,6 +62,12 @@ def campaign(
             )
         )
     return runs
+
+
+def resample_less(patch: pytest.MonkeyPatch) -> None:
+    """Draw few bootstrap samples, for tests of what does not depend on how exact an interval is; p is exact anyway."""
+    drawn = changes.resampled
+    patch.setattr(changes, "resampled", lambda units, stream: drawn(units, stream)[:FEW])
 
 
 def counts(name: str, hits: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Server:
         self.engine = Played("EngineCore", ENGINE)
         self.workers = [Played("Worker", WORKER + 10 * rank) for rank in range(ranks)]
         self._parts: list[list[tuple[int, ...]]] = [[] for _ in self.workers]
+        self._sent: list[tuple[int, Frame]] = []
         for step in range(1, turns + 1):
             at = begin + CYCLE * step + (2 * S if step > turns // 2 else 0)
             if step == turns // 2 + 1:
@@ -59,6 +60,11 @@ class Server:
 
     def frames(self) -> Iterator[tuple[int, Frame]]:
         """Each frame with the time at which it comes."""
+        self._sent = self._sent or list(self._sending())
+        for now, frame in self._sent:
+            yield now, {**frame}
+
+    def _sending(self) -> Iterator[tuple[int, Frame]]:
         processes = [*self.workers, self.engine]
         for index, one in enumerate(processes):
             first, *_ = one.frames()

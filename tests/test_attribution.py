@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from campaigns import campaign
+from campaigns import campaign, resample_less
 from recordings import NEMOTRON_HOST, QWEN3_GPU, QWEN3_HOST, make_recording
 
 from analyzers.attribution import STOCK, STOCK_AGAIN, Arm, Attribution, attribute, pair
@@ -16,6 +16,11 @@ from spantrace.spans import PARENT, WAITS
 
 METADATA, MAMBA = "target.metadata", "target.metadata.mamba"
 STOCK_MS = NEMOTRON_HOST[METADATA]
+
+
+@pytest.fixture(autouse=True)
+def _resample_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    resample_less(monkeypatch)
 
 
 def arm_of(found: Attribution, name: str) -> Arm:

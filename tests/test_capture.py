@@ -293,11 +293,20 @@ for actor in actors:
 NO_ROOM = ("File too large", "no space left")
 
 
+@pytest.fixture(scope="module")
+def unlimited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a recording whose disk never was full."""
+    directory = tmp_path_factory.mktemp("disk") / "unlimited"
+    assert run_out_of_disk(directory, 1 << 30) == ""
+    return directory
+
+
 @pytest.mark.parametrize("missing", [1, 40, 200])
-def test_a_full_disk_ends_the_recording_and_leaves_a_readable_journal(missing: int, tmp_path: Path) -> None:
-    assert run_out_of_disk(tmp_path / "unlimited", 1 << 30) == ""
-    full = load(tmp_path / "unlimited" / "a.spantrace")
-    size = int((tmp_path / "unlimited" / "size").read_text())
+def test_a_full_disk_ends_the_recording_and_leaves_a_readable_journal(
+    missing: int, unlimited: Path, tmp_path: Path
+) -> None:
+    full = load(unlimited / "a.spantrace")
+    size = int((unlimited / "size").read_text())
     said = run_out_of_disk(tmp_path / "full", size - missing)
     part = tmp_path / "full" / "a.spantrace.part"
     assert said in [f"SpantraceError cannot write {part}: {why}; what was recorded is kept\n" for why in NO_ROOM]

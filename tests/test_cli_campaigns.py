@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
-from campaigns import campaign
+from campaigns import campaign, resample_less
 
 from analyzers.attribution import STOCK, STOCK_AGAIN, attribute
 from analyzers.quantities import CYCLE
@@ -24,6 +24,11 @@ from spantrace.errors import EXIT_BAD_INPUT, EXIT_GATE_FAILED, EXIT_NOT_COMPARAB
 QUERY = "query-build"
 CODE = "0" * 10
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _resample_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    resample_less(monkeypatch)
 
 
 def plan_of(*more: Arm, repeats: int = 8, gates: str = "") -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from campaigns import campaign
 from recordings import NEMOTRON_HOST
@@ -17,6 +19,7 @@ from spantrace.terminal import lines
 METADATA = "target.metadata"
 
 
+@cache
 def day(seed: int, saved_ms: float = 1.0, *, windows: int = 8, fix: str = "fix", hits: int = 9) -> Attribution:
     arms = {STOCK: {}, STOCK_AGAIN: {}, fix: {METADATA: NEMOTRON_HOST[METADATA] - saved_ms}}
     runs = campaign(arms, seed=seed, cycles=60, kernels=None, windows=windows, on={fix: (fix,)}, hits={fix: hits})

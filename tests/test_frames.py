@@ -41,6 +41,7 @@ def decoded(data: bytes, largest: int = LARGEST_FRAME) -> list[dict[str, Any]]:
     return list(Decoder(largest).feed(data))
 
 
+@settings(max_examples=50)
 @given(FRAMES, st.lists(st.integers(0, 400), max_size=6))
 def test_frames_come_back_however_their_bytes_are_split(frames: list[dict[str, Any]], cuts: list[int]) -> None:
     data = b"".join(map(encode, frames))
@@ -50,6 +51,7 @@ def test_frames_come_back_however_their_bytes_are_split(frames: list[dict[str, A
     assert received == frames
 
 
+@settings(max_examples=50)
 @given(FRAMES, st.data())
 def test_a_file_that_is_cut_gives_its_whole_frames(frames: list[dict[str, Any]], data: st.DataObject) -> None:
     parts = [encode(frame) for frame in frames]

@@ -218,6 +218,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_knows_the_dark() -> None:
 def test_text_of_a_recording_is_only_text() -> None:
     server = {"model": HOSTILE, "drafter": HOSTILE, "vllm": HOSTILE, "runner": HOSTILE, "method": HOSTILE}
     recording = make_recording(
+        cycles=100,
         server=server,
         created=HOSTILE,
         notes=[HOSTILE],
@@ -229,7 +230,7 @@ def test_text_of_a_recording_is_only_text() -> None:
     found = median_cycle(recording)
     assert found is not None
     text = page(report(recording, None, STEADY), HOSTILE, timeline(found))
-    parsed, harmless = Parsed(text), made_page(make_recording())
+    parsed, harmless = Parsed(text), made_page(make_recording(cycles=100))
     assert {tag for tag, _ in parsed.tags} <= {tag for tag, _ in harmless.tags}
     assert {name for _, given in parsed.tags for name in given} == {
         name for _, given in harmless.tags for name in given
