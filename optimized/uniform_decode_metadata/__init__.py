@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 
+LATER_GROUPS = 16
+"""KV groups after the first one that memory is declared for; a hybrid target has fewer."""
+
+
 def _memory(settings: Settings) -> int:
-    """The kept offsets of a request's state blocks, int32, and a batch's columns that a step's groups share, int64."""
-    return (4 + 8 * settings.batch) * (1 + settings.speculative)
+    """The offsets of a request's state blocks, int32, and what a step's groups share: a batch's columns, and six
+    numbers of each later group that tell where its table and buffers lie, int64."""
+    return (4 + 8 * settings.batch) * (1 + settings.speculative) + 8 * 6 * LATER_GROUPS
 
 
 OPTIMIZATION = Optimization(

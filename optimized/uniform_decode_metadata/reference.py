@@ -1,4 +1,4 @@
-"""How a batch is sorted into decodes and prefills, request by request, and which state blocks each request has."""
+"""How a batch is sorted into decodes and prefills, request by request, and what its groups' buffers must hold."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from optimized.cases import Case, Place
+from optimized.launching import why_no_kernels
+from optimized.uniform_decode_metadata.ahead import Ahead, Later
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
 
 POISON = -(2**30)
@@ -15,13 +17,17 @@ POISON = -(2**30)
 
 @dataclass(frozen=True)
 class Shape:
-    """B requests of K drafts each, and in each of G groups a table of so many blocks of so many tokens."""
+    """B requests of K drafts each, and in each of G groups a table of so many blocks of so many tokens.
+
+    A request's state blocks are those from its last token's on, or the first ones where they are not `aligned`.
+    """
 
     batch: int
     drafts: int
     blocks: int = 12
     block_size: int = 4
     groups: int = 1
+    aligned: bool = True
 
 
 class Step:
@@ -34,19 +40,20 @@ class Step:
         self.tables = table.to(place.device)
         self.lengths = torch.full((shape.batch,), start, dtype=torch.int32, device=place.device)
         self.split = torch.zeros(4, dtype=torch.int64)
-        width = shape.groups, shape.batch, 1 + shape.drafts
-        self.states = torch.zeros(width, dtype=torch.int32, device=place.device)
-        self.offsets = Offsets()
+        rows = shape.groups, shape.batch
+        self.states = torch.zeros(*rows, 1 + shape.drafts, dtype=torch.int32, device=place.device)
+        self.buffers, self.counts = torch.zeros_like(self.states), torch.zeros_like(self.states[:, :, 0])
+        self.offsets, self.ahead = Offsets(), Ahead()
         self._draw()
 
     def inputs(self) -> dict[str, Tensor]:
-        """The queries, what prefills, the contexts and their blocks."""
-        return {name: getattr(self, name) for name in ("queries", "is_prefilling", "lengths", "tables")}
+        """The queries, what prefills, the contexts, their blocks and what was accepted."""
+        return {name: getattr(self, name) for name in ("queries", "is_prefilling", "lengths", "tables", "accepted")}
 
     def poison(self) -> None:
-        """Fill both results."""
-        self.split.fill_(POISON)
-        self.states.fill_(POISON)
+        """Fill all results."""
+        for result in (self.split, self.states, self.buffers, self.counts):
+            result.fill_(POISON)
 
     def reference(self) -> dict[str, Tensor]:
         """Decodes are the requests before the first that prefills or has too long a query."""
@@ -56,19 +63,20 @@ class Step:
         tokens = sum(queries[:decodes])
         self.split[:] = torch.tensor([decodes, len(queries) - decodes, tokens, sum(queries) - tokens])
         for row, length in enumerate(self.lengths.tolist()):
-            first = max((length - 1) // self.shape.block_size, 0)
+            first = max((length - 1) // self.shape.block_size, 0) if self.shape.aligned else 0
             self.states[:, row] = self.tables[:, row, first : first + 1 + self.shape.drafts]
+        self.buffers[:], self.counts[:] = self.states, self.accepted
         return self._results()
 
     def fast(self) -> dict[str, Tensor]:
-        """The shortcut where it is taken, the offsets kept, and their rows shared by the groups."""
+        """The shortcut where it is taken, the columns shared by the groups, and the groups' buffers in one launch."""
         if why_not(self.is_prefilling, int(self.queries.max()), 1 + self.shape.drafts):
             self.reference()
         else:
             self.split[:] = torch.tensor([len(self.queries), 0, int(self.queries.sum()), 0])
-        rows = self.offsets.rows(self.lengths, self.shape.block_size, 1 + self.shape.drafts)
         for table, states in zip(self.tables, self.states, strict=True):
-            states[:] = torch.gather(table, 1, rows)
+            states[:] = self._blocks(table)
+        self._write_buffers()
         return self._results()
 
     def next(self) -> None:
@@ -78,8 +86,23 @@ class Step:
         self.step += 1
         self._draw()
 
+    def _blocks(self, table: Tensor) -> Tensor:
+        width = 1 + self.shape.drafts
+        if not self.shape.aligned:
+            return table[:, :width]
+        return torch.gather(table, 1, self.offsets.rows(self.lengths, self.shape.block_size, width))
+
+    def _write_buffers(self) -> None:
+        """As a step's first build does for its later groups; copied where no kernel runs."""
+        if why_no_kernels(self.tables.device.type):
+            self.buffers[:], self.counts[:] = self.states, self.accepted
+            return
+        parts = zip(self.tables, self.buffers, self.counts, strict=True)
+        groups = [Later(None, *part, self.shape.batch, padding=True) for part in parts]
+        self.ahead.write(groups, self.lengths, self.accepted, self.shape.block_size if self.shape.aligned else 0)
+
     def _results(self) -> dict[str, Tensor]:
-        return {"split": self.split.clone(), "states": self.states.clone()}
+        return {name: getattr(self, name).clone() for name in ("split", "states", "buffers", "counts")}
 
     def _draw(self) -> None:
         rows = [self.pattern[(row + self.step) % len(self.pattern)] for row in range(self.shape.batch)]
@@ -89,6 +112,7 @@ class Step:
         self.is_prefilling = torch.tensor([advance is None for advance in rows])
         advances = [9 if advance is None else advance for advance in rows]
         self.advances = torch.tensor(advances, dtype=torch.int32, device=self.device)
+        self.accepted = self.advances.clamp(min=1)
 
 
 def cases() -> list[Case]:
@@ -108,6 +132,7 @@ def cases() -> list[Case]:
         case("no drafts", Shape(3, 0), (1,)),
         case("capacity reached", Shape(3, 3), (4,), start=36, steps=2),
         case("five groups", Shape(3, 3, groups=5), (4, 1, 2), steps=3),
+        case("five groups whose blocks are the first ones", Shape(3, 2, blocks=3, groups=5, aligned=False), (3, 1)),
         case("groups with prefills", Shape(4, 2, groups=2), (3, None), steps=2),
         case("20 steps", Shape(4, 3, blocks=40, groups=2), (1, 4, None, 2, 3), start=0, steps=20),
     ]

@@ -19,8 +19,9 @@ from packaging.version import Version
 from torch import Tensor
 
 from optimized.optimization import Counts
+from optimized.uniform_decode_metadata.ahead import Ahead
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
-from optimized.uniform_decode_metadata.sharing import SHARED, FirstBuild
+from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild
 from optimized.uniform_decode_metadata.sources import UPDATE
 from spantrace.patching import Function
 
@@ -83,6 +84,7 @@ class Shortcut:
     def __init__(self) -> None:
         self.counts = Counts()
         self.offsets = Offsets()
+        self.ahead = Ahead()
         self._first: FirstBuild | None = None
         self._rows: Tensor | None = None
 
@@ -91,12 +93,13 @@ class Shortcut:
         return {"BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten}
 
     def allocated(self) -> int:
-        """Bytes of the kept offsets, and of the rows that a step's groups share."""
-        return self.offsets.nbytes() + (self._first.nbytes() if self._first else 0)
+        """Bytes of the kept offsets, of the rows that a step's groups share, and of where the later ones lie."""
+        return self.offsets.nbytes() + self.ahead.nbytes() + (self._first.nbytes() if self._first else 0)
 
     def close(self) -> None:
         """Drop the offsets and what was kept of the last step."""
         self.offsets.clear()
+        self.ahead.clear()
         self._first = self._rows = None
 
     def all_decode(self, is_prefilling: Tensor, longest_query: int, decode_threshold: int) -> bool:
@@ -133,11 +136,11 @@ class Shortcut:
             given = builder, common_attn_metadata, num_accepted_tokens
             if (taken := self._taken(*given, block_table)) is not None:
                 return taken
-            self._first = self._rows = None
+            last, self._first, self._rows = self._first, None, None
             before = self.counts.hits
             metadata = build(builder, common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **others)
             if self.counts.hits > before:
-                self._keep(original, *given, metadata)
+                self._keep(original, *given, metadata, last)
             return metadata
 
         return compute
@@ -150,9 +153,16 @@ class Shortcut:
         try:
             if not first.serves(builder, common, accepted):
                 return None
-            table, mode = common.block_table_tensor, builder.vllm_config.cache_config.mamba_cache_mode
-            blocks = partial(block_table, table, common.seq_lens, builder.kv_cache_spec, mode)
-            metadata = first.take(builder, table, blocks)
+            table = common.block_table_tensor
+            metadata = first.take_ahead(builder, table)
+            if metadata is not None:
+                self.counts.sorts[AHEAD] += 1
+            else:
+                mode = builder.vllm_config.cache_config.mamba_cache_mode
+                blocks = partial(block_table, table, common.seq_lens, builder.kv_cache_spec, mode)
+                metadata = first.take(builder, table, blocks)
+                if self.ahead.runs_on(table.device):
+                    first.remember(builder, table)
         except Exception as error:
             self.counts.failed(error)
             return None
@@ -160,11 +170,22 @@ class Shortcut:
         self.counts.sorts[SHARED] += 1
         return metadata
 
-    def _keep(self, original: Function, builder: Any, common: Any, accepted: Tensor | None, metadata: Any) -> None:
+    def _keep(
+        self,
+        original: Function,
+        builder: Any,
+        common: Any,
+        accepted: Tensor | None,
+        metadata: Any,
+        last: FirstBuild | None,
+    ) -> None:
         """Keep a first build for the later groups, unless a subclass puts it into buffers in a way of its own."""
         try:
-            if getattr(builder, _INTO_BUFFERS).__func__.__globals__ is original.__globals__:
-                self._first = FirstBuild.of(builder, common, accepted, metadata, self._rows)
+            if getattr(builder, _INTO_BUFFERS).__func__.__globals__ is not original.__globals__:
+                return
+            self._first = first = FirstBuild.of(builder, common, accepted, metadata, self._rows)
+            if first is not None and last is not None and self.ahead.runs_on(common.block_table_tensor.device):
+                first.write_ahead(last, common, self.ahead)
         except Exception as error:
             self.counts.failed(error)
 
