@@ -184,12 +184,13 @@ def test_the_gates_of_combined_campaigns_are_printed_and_decide(tmp_path: Path, 
 
 
 def test_a_plot_that_fails_loses_no_gate(tmp_path: Path) -> None:
+    stores = []
     for gate, code in (("cycle < 0.001 ms", EXIT_GATE_FAILED), ("cycle < 1000 ms", EXIT_BAD_INPUT)):
         store = measured(tmp_path / str(code), plan_of(gates=f"gates = ['{gate}']"))
         with pytest.raises(SpantraceError, match="cannot draw into") as caught:
             show(store, "json", tmp_path / "nowhere" / "arms.png", (), None)
         assert caught.value.exit_code == code
+        stores.append(store)
     with pytest.raises(click.exceptions.Exit):
-        show(measured(tmp_path / "drawn", plan_of(gates="gates = ['cycle < 0.001 ms']")), "json",
-             tmp_path / "arms.png", (), None)  # fmt: skip
+        show(stores[0], "json", tmp_path / "arms.png", (), None)
     assert (tmp_path / "arms.png").exists()

@@ -17,8 +17,8 @@ from spantrace.spans import Track
 
 pytestmark = pytest.mark.timed
 
-NS = 300_000
-SHORT = 100_000
+NS = 600_000
+SHORT = 500_000
 """Less than a delay takes, more than a call without one: a machine's hiccups make a call longer, never shorter."""
 
 
