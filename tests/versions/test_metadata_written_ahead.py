@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -17,10 +16,7 @@ import optimized  # noqa: E402
 from optimized import launching  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import AHEAD  # noqa: E402
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 FOUR, ONE, PADDED = "four decodes", "one decode", "padding"
 AHEAD_IN: list[tuple[str, bool]] = [
     (FOUR, False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -16,14 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import optimized  # noqa: E402
 from optimized import launching  # noqa: E402
-from optimized.uniform_decode_metadata import ahead  # noqa: E402
-from optimized.uniform_decode_metadata.ahead import ADDRESS_BYTES, Ahead, Later  # noqa: E402
+from optimized.uniform_decode_metadata import FIELDS, ahead  # noqa: E402
+from optimized.uniform_decode_metadata.ahead import Ahead, Later  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild  # noqa: E402
 
-pytestmark = [
-    pytest.mark.versions,
-    pytest.mark.skipif(os.environ.get("SPANTRACE_TEST_VERSIONS") != "1", reason="set SPANTRACE_TEST_VERSIONS=1"),
-]
+pytestmark = pytest.mark.versions
 FOUR = "four decodes"
 
 
@@ -129,7 +125,7 @@ def test_a_later_group_asks_for_nothing_but_its_metadata(stock: Stock, mode: str
     assert launches == [GROUPS - 1] * 3, "one a step"
     assert places[0] is None
     assert places[1] is places[2] is places[3] is not None
-    assert switch.ahead.nbytes() == ADDRESS_BYTES * (GROUPS - 1)
+    assert switch.ahead.nbytes() == 8 * FIELDS * (GROUPS - 1)
     switch.close()
     assert switch.allocated() == 0
     ours.step(DECODES[FOUR], 9)
