@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 
-LATER_GROUPS = 16
-"""KV groups after the first one that memory is declared for; a hybrid target has fewer."""
+FIELDS, LATER_GROUPS = 6, 16
+"""Numbers that the kernel is told of a later group, and for how many such groups memory is declared: few have more."""
 
 
 def _memory(settings: Settings) -> int:
-    """The offsets of a request's state blocks, int32, and what a step's groups share: a batch's columns, and six
-    numbers of each later group that tell where its table and buffers lie, int64."""
-    return (4 + 8 * settings.batch) * (1 + settings.speculative) + 8 * 6 * LATER_GROUPS
+    """The offsets of a request's state blocks, int32, and what a step's groups share: a batch's columns, and where each
+    later group's table and buffers lie, int64."""
+    return (4 + 8 * settings.batch) * (1 + settings.speculative) + 8 * FIELDS * LATER_GROUPS
 
 
 OPTIMIZATION = Optimization(

@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from optimized.launching import EXACT, launch, power_of_two, why_no_kernels
-
-FIELDS = 6
-"""Numbers that the kernel is told of each group."""
-ADDRESS_BYTES = 8 * FIELDS
+from optimized.uniform_decode_metadata import FIELDS
 
 
 @dataclass(eq=False)
@@ -97,10 +94,10 @@ class Ahead:
 
         `block_size` is in tokens, and 0 where a request's blocks are its table's first ones.
         """
-        from optimized.uniform_decode_metadata import kernels
-
         width, device = groups[0].states.shape[1], lengths.device.type
         try:
+            from optimized.uniform_decode_metadata import kernels
+
             arguments = {
                 "groups": self._find(groups),
                 "lengths": lengths,
