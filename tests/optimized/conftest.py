@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_checks_that_are_dropped() -> Iterator[None]:
+    """Triton's interpreter works out for each sum whether it overflows, and unless it debugs tells nobody."""
+    if find_spec("torch") is None or find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    assert not options.debug
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter_builder, "options", replace(options, sanitize_overflow=False))
+        yield

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import optimized
 from optimized.reference_cycle.acceptance import Continuation, Forced
 from optimized.reference_cycle.comparison import DraftLog
 from optimized.reference_cycle.cycle import Cycle, Generation, autoregressive, generate, random_prompts
@@ -31,13 +32,20 @@ SMALL = Geometry(
     mask_token=96,
 )
 WITH_STATES = replace(SMALL, state_layers=(1,))
-PROMPT, OUTPUT = 19, 21
+PROMPT, OUTPUT = 19, 11
+LONG, SHORT = {"context": PROMPT + 21}, {"context": PROMPT + 6}
+"""Of settings: outputs for twice as many cycles, where no kernel is interpreted, and for few, where no draft stands."""
 
 
 def small(geometry: Geometry = SMALL, **changes: Any) -> Settings:
     """Settings with room for a prompt and an output, which end in the middle of a page."""
-    defaults = {"batch": 3, "draft_length": 3, "context": PROMPT + OUTPUT, "page_size": 8}
+    defaults = {"batch": 2, "draft_length": 3, "context": PROMPT + OUTPUT, "page_size": 8}
     return Settings(geometry, **{**defaults, **changes})
+
+
+def output_of(settings: Settings) -> int:
+    """As many tokens as there is room for behind a prompt."""
+    return settings.context - PROMPT
 
 
 def prompts_for(settings: Settings, count: int | None = None) -> list[list[int]]:
@@ -47,21 +55,21 @@ def prompts_for(settings: Settings, count: int | None = None) -> list[list[int]]
 
 
 @lru_cache(maxsize=128)
-def _expected(settings: Settings, count: int, output: int) -> list[list[int]]:
-    return autoregressive(settings, prompts_for(settings, count), output)
+def _expected(settings: Settings, count: int) -> list[list[int]]:
+    return autoregressive(settings, prompts_for(settings, count), output_of(settings))
 
 
-def expected(settings: Settings, count: int | None = None, output: int = OUTPUT) -> list[list[int]]:
+def expected(settings: Settings, count: int | None = None) -> list[list[int]]:
     """The target's own tokens for these settings, whatever drafts."""
     count = settings.batch + 2 if count is None else count
-    return _expected(replace(settings, drafter="none", draft_length=1), count, output)
+    return _expected(replace(settings, drafter="none", draft_length=1), count)
 
 
 def source_for(mode: str, settings: Settings, lengths: Sequence[int] | None = None) -> Continuation | Forced | None:
     """Where the tokens to verify come from: "drafter", "continuation" or "forced"."""
     if mode == "drafter":
         return None
-    tokens = expected(settings, output=OUTPUT)
+    tokens = expected(settings)
     lengths = range(settings.speculative + 1) if lengths is None else lengths
     return Continuation(tokens, 0.3) if mode == "continuation" else Forced(tokens, lengths)
 
@@ -72,4 +80,11 @@ def run(
     """Generate with a fresh cycle, keeping every draft."""
     log = DraftLog()
     cycle = Cycle(settings, source_for(mode, settings, lengths), log)
-    return generate(cycle, prompts_for(settings), OUTPUT), log
+    return generate(cycle, prompts_for(settings), output_of(settings)), log
+
+
+@lru_cache(maxsize=128)
+def stock(settings: Settings, mode: str = "continuation") -> tuple[Generation, DraftLog]:
+    """A run with nothing switched on or patched, made once."""
+    assert optimized.applied() == ()
+    return run(settings, mode)

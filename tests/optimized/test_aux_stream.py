@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from small_cycles import WITH_STATES, expected, prompts_for, run, small  # noqa: E402
+from small_cycles import OUTPUT, WITH_STATES, expected, prompts_for, run, small  # noqa: E402
 
 import optimized  # noqa: E402
 from optimized.aux_stream_context import MOST_TOKENS, OPTIMIZATION, ahead, switch  # noqa: E402
@@ -51,9 +51,9 @@ def on_a_cpu(monkeypatch: Patch) -> None:
 
 def running(drafter: str = "dspark") -> Cycle:
     """A cycle that has drafted once."""
-    settings = small(drafter=drafter)
+    settings = small(drafter=drafter, batch=3)
     cycle = Cycle(settings)
-    cycle.add(prompts_for(settings), 21)
+    cycle.add(prompts_for(settings), OUTPUT)
     cycle.step()
     return cycle
 
@@ -122,7 +122,7 @@ def test_what_is_declared_is_what_is_held(drafter: str, on_a_cpu: None) -> None:
     for settings in (small(drafter=drafter), small(drafter=drafter, batch=1, draft_length=7, dtype="float16")):
         optimized.apply([ID])
         cycle = Cycle(settings)
-        cycle.add(prompts_for(settings), 21)
+        cycle.add(prompts_for(settings), OUTPUT)
         cycle.step()
         assert optimized.allocated(ID) == OPTIMIZATION.memory(replace(settings, device="cuda")) > 0
         assert isinstance(cycle.drafter, Drafter)

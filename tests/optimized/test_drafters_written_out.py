@@ -50,15 +50,15 @@ Patch = pytest.MonkeyPatch
 
 
 def settings_of(name: str) -> Settings:
-    return small(GEOMETRIES[name], drafter=name.partition(" ")[0])
+    return small(GEOMETRIES[name], drafter=name.partition(" ")[0], batch=3)
 
 
 @cache
 def by_hand(settings: Settings) -> DraftLog:
-    """Drafts written out at every sixth place of an honest run."""
+    """Drafts written out at every third place of an honest run."""
     drafter: Any = Cycle(settings).drafter
     pages, log, say = list(range(1, settings.table_width + 1)), DraftLog(), getattr(written_out, settings.drafter)
-    for index, length in sorted(run(settings, "forced")[1].drafts)[3::6]:
+    for index, length in sorted(run(settings, "forced")[1].drafts)[1::3]:
         text = prompts_for(settings)[index] + expected(settings)[index]
         _, taps = drafter.target.prefill(text[: length - 1], 0, pages)
         words, logits = say(settings, drafter, taps, text[1:length])

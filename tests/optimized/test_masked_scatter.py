@@ -99,7 +99,7 @@ def test_numbers_that_it_does_not_multiply_are_left_to_stock_and_said() -> None:
 
 
 def test_a_replay_of_graphs_that_are_older_than_the_switch_is_no_hit(monkeypatch: Patch) -> None:
-    cycle = Cycle(small())
+    cycle = Cycle(small(batch=3))
     cycle.add(prompts_for(cycle.settings), OUTPUT)
     cycle.step()
     drafter, verdict = cycle.drafter, cycle.verifier.sample(torch.zeros(3, 6, 97), cycle.batch.drafts)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, product
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from small_cycles import OUTPUT, PROMPT, SMALL, WITH_STATES, expected, prompts_for, run, small, source_for  # noqa: E402
+from small_cycles import (  # noqa: E402
+    LONG,
+    OUTPUT,
+    PROMPT,
+    SMALL,
+    WITH_STATES,
+    expected,
+    output_of,
+    prompts_for,
+    run,
+    small,
+    source_for,
+)
 
 from optimized.reference_cycle import attention  # noqa: E402
 from optimized.reference_cycle.acceptance import Continuation, Proposals  # noqa: E402
@@ -19,14 +32,27 @@ from optimized.reference_cycle.state_layer import StateLayer  # noqa: E402
 from optimized.reference_cycle.target import Target  # noqa: E402
 from spantrace.errors import SpantraceError  # noqa: E402
 
+BATCHES, SHAPES = (1, 3, 8), {"attention": SMALL, "states": WITH_STATES}
+SAMPLED = [
+    (drafter, draft_length, mode, BATCHES[number % 3], ("attention", "states")[number % 2])
+    for (one, drafter), (two, draft_length), (three, mode) in product(
+        enumerate(DRAFTERS), enumerate((1, 3, 7)), enumerate(("drafter", "continuation", "forced"))
+    )
+    for number in (one + two + three,)
+]
+"""Every drafter with every number of drafts and every source of them, and any other two choices in some of them."""
 
-@pytest.mark.parametrize("mode", ["drafter", "continuation", "forced"])
-@pytest.mark.parametrize("draft_length", [1, 3, 7])
-@pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("geometry", [SMALL, WITH_STATES], ids=["attention", "states"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_tokens_are_the_targets_own(drafter: str, geometry: Geometry, batch: int, draft_length: int, mode: str) -> None:
-    settings = small(geometry, drafter=drafter, batch=batch, draft_length=draft_length)
+
+def test_the_sample_has_every_two_of_all_that_can_be_chosen() -> None:
+    domains = [set(values) for values in zip(*SAMPLED, strict=True)]
+    assert [len(domain) for domain in domains] == [3, 3, 3, 3, 2]
+    for one, other in combinations(range(5), 2):
+        assert {(each[one], each[other]) for each in SAMPLED} == set(product(domains[one], domains[other]))
+
+
+@pytest.mark.parametrize(("drafter", "draft_length", "mode", "batch", "geometry"), SAMPLED)
+def test_tokens_are_the_targets_own(drafter: str, draft_length: int, mode: str, batch: int, geometry: str) -> None:
+    settings = small(SHAPES[geometry], drafter=drafter, batch=batch, draft_length=draft_length)
     generation, _ = run(settings, mode)
     assert generation.tokens == expected(settings)
 
@@ -47,7 +73,7 @@ def test_plain_decoding_equals_reading_the_whole_text_again_for_each_token(geome
 @pytest.mark.parametrize("draft_length", [1, 3, 7])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_forced_acceptance_fills_every_bin(drafter: str, draft_length: int) -> None:
-    generation, _ = run(small(drafter=drafter, batch=8, draft_length=draft_length), "forced")
+    generation, _ = run(small(drafter=drafter, batch=8, draft_length=draft_length, **LONG), "forced")
     counts = generation.histogram(draft_length)
     assert min(counts) > 0
 
@@ -98,9 +124,9 @@ def test_past_the_known_continuation_nothing_is_proposed() -> None:
 
 
 def test_device_and_host_agree_on_what_is_cached() -> None:
-    settings = small(batch=3)
+    settings = small(batch=3, **LONG)
     cycle = Cycle(settings, source_for("forced", settings))
-    cycle.add(prompts_for(settings), OUTPUT)
+    cycle.add(prompts_for(settings), output_of(settings))
     for _ in range(5):
         cycle.step()
         assert any(request.row != request.slot for request in cycle.scheduler.running())

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from small_cycles import OUTPUT, SMALL, WITH_STATES, expected, prompts_for, run, small  # noqa: E402
+from small_cycles import LONG, OUTPUT, SMALL, WITH_STATES, expected, prompts_for, run, small  # noqa: E402
 
 from optimized.reference_cycle import attention, bookkeeping, mla  # noqa: E402
 from optimized.reference_cycle.comparison import Comparison, DraftLog, compare_drafts  # noqa: E402
@@ -34,7 +34,7 @@ def with_dflash(**changes: object) -> Geometry:
 @pytest.mark.parametrize("geometry", [SMALL, WITH_STATES], ids=["attention", "states"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_depend_on_the_prefix_alone(drafter: str, geometry: Geometry) -> None:
-    settings = small(geometry, drafter=drafter, batch=3)
+    settings = small(geometry, drafter=drafter, batch=3, **LONG)
     _, log = run(settings, "continuation")
     again = compare_drafts(log, run(settings, "continuation")[1])
     assert again.agrees()
@@ -50,7 +50,7 @@ def test_drafts_depend_on_the_prefix_alone(drafter: str, geometry: Geometry) -> 
 def test_drafts_after_many_cycles_equal_those_of_a_drafter_that_reads_the_text_afresh(
     drafter: str, geometry: Geometry
 ) -> None:
-    settings = small(geometry, drafter=drafter, batch=3)
+    settings = small(geometry, drafter=drafter, batch=3, **LONG)
     _, log = run(settings, "forced")
     fresh = DraftLog()
     for index, length in list(log.drafts)[::7]:

@@ -143,11 +143,11 @@ def test_a_broken_rule_is_a_counted_fallback_from_the_next_cycle_on() -> None:
     ("drafter", "others"), [("dflash", []), ("dflash", ["verify-k-plus-one"]), ("dspark", []), ("none", [])]
 )
 def test_tokens_and_drafts_of_a_cycle(drafter: str, others: list[str]) -> None:
-    settings = small(TWO_LAYERS, drafter=drafter)
+    settings, mode = small(TWO_LAYERS, drafter=drafter), "drafter" if drafter == "none" else "forced"
     optimized.apply(others)
-    off, log = run(settings, "drafter")
+    off, log = run(settings, mode)
     optimized.apply(["state-commit"])
-    on, other = run(settings, "drafter")
+    on, other = run(settings, mode)
     said = optimized.counts()[-1]
     assert said == {"id": "state-commit", "hits": on.cycles, "fallbacks": 0, "errors": 0, "reasons": {}}
     assert on.tokens == off.tokens == expected(settings)

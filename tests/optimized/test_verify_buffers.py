@@ -27,7 +27,7 @@ def _everything_off() -> Iterator[None]:
 
 
 def started(**changes: Any) -> Cycle:
-    settings = small(TWO_LAYERS, **changes)
+    settings = small(TWO_LAYERS, batch=3, **changes)
     cycle = Cycle(settings)
     cycle.add(prompts_for(settings), 9)
     return cycle
