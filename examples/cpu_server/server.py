@@ -19,7 +19,7 @@ import psutil
 from cpu_server.client import Client
 from cpu_server.install import HERE, environment
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 DRAFTERS = {"dflash": "dflash", "dspark": "dspark", "eagle3": "eagle3", "draft_model": "draft"}
 Method = Literal["dflash", "dspark", "eagle3", "draft_model", "ngram"]

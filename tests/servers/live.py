@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cpu_server import CpuServer
 
 PROGRAM = str(Path(sys.executable).with_name("spantrace"))
-LONG_S = 120.0
+LONG_S = 240.0
 POLL_S = 0.05
 MANY = ("--cycles", "1000000")
 

@@ -86,7 +86,8 @@ def _moved(effect: dict[str, Any]) -> bool:
     return shown and abs(effect["change"]["difference"]["value"]) > NOTHING
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_the_cycle_moves_as_sensitivity_predicts(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
     asked = ("--span", SPAN, "--delay", str(LONG_US), "--max-slowdown", "0.5", "--cycles", "20", "--blocks", "60")
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.long
+
 CHOSEN = "uniform-decode-metadata"
 SIZE = ("--prompts", "3", "--prompt-tokens", "40", "--tokens", "24")
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.long
+
 WITHOUT = USUAL | {"env": {"VLLM_PLUGINS": "vllm_cpu_fixes"}}
 NEAR = 0.1
 """Between a sampled share and the measured one of the same seconds, which holds what its hooks cost as well."""
