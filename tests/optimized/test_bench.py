@@ -35,6 +35,8 @@ from spantrace.cli.main import run  # noqa: E402
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE  # noqa: E402
 from spantrace.terminal import lines  # noqa: E402
 
+pytestmark = pytest.mark.timed
+
 TIMED = {name: item for name, item in optimized.discover().items() if item.contest is not None}
 HERE = {name: item for name, item in TIMED.items() if not item.unmet()}
 SETTINGS = Settings(draft_length=3, batch=3, context=40)

@@ -32,6 +32,8 @@ from spantrace.errors import EXIT_BAD_INPUT, EXIT_GATE_FAILED, EXIT_NOT_COMPARAB
 from spantrace.loading import load
 from spantrace.spans import Kind
 
+pytestmark = pytest.mark.timed
+
 CYCLES, WARMUP, REPEATS = 12, 2, 2
 CYCLE = {"batch": 2, "draft-length": 3, "context": 64, "device": "cpu"}
 LENGTH = {"cycles": CYCLES, "warmup": WARMUP, "repeats": REPEATS}

@@ -31,6 +31,8 @@ from spantrace.recording import Recording  # noqa: E402
 from spantrace.spans import Kind, Track  # noqa: E402
 from spantrace.windows import WINDOWS  # noqa: E402
 
+pytestmark = pytest.mark.timed
+
 NS, CYCLES = 200_000, 25
 TOLERANCE = 0.15
 """What a neighbour on the same core makes of a cycle that is a fifth longer, beside the interval of the blocks."""

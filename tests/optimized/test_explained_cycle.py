@@ -31,6 +31,8 @@ from spantrace.journal import Journal  # noqa: E402
 from spantrace.recording import Recording  # noqa: E402
 from spantrace.tables import Format  # noqa: E402
 
+pytestmark = pytest.mark.timed
+
 SLOW_S = 0.003
 TINY = replace(SMALL, layers=1, taps=(0,), dflash=replace(SMALL.dflash, layers=1))
 

@@ -29,6 +29,8 @@ from spantrace.journal import Journal
 from spantrace.recording import Recording
 from spantrace.spans import Kind
 
+pytestmark = pytest.mark.timed
+
 ROUNDS, CYCLES, CAMPAIGNS = 8, 12, 100
 HELD, INSIDE, DELAY_US = "schedule", "draft.input_prep", 200
 LONG_US = 1000

@@ -251,6 +251,7 @@ def test_each_span_is_recorded_once_a_cycle_inside_its_parent(drafter: str) -> N
                 assert outer_start <= start <= end <= outer_end
 
 
+@pytest.mark.timed
 def test_what_no_span_covers_of_a_step_is_below_three_percent() -> None:
     settings = small(Geometry(), batch=8, context=128, draft_length=7, page_size=16)
     cycle = Cycle(settings)
