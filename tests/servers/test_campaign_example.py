@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from conftest import Serve
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 32

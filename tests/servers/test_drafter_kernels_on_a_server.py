@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.long
+
 CONTEXT, HEADS = "context-norm-rope", "qk-norm-rope"
 CLOSE = 2e-5
 """vLLM's kernels for the CPU add up in another order than those for a GPU."""

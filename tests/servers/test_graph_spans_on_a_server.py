@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("pass_graph_sites.py")
 TARGET = [f"target.forward.{name}" for name in ("embedding", "first_layers", "middle_layers", "last_layers")]
 DRAFTER = [f"draft.forward.{name}" for name in ("context_kv", "layers", "logits")]

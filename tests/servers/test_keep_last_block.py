@@ -142,6 +142,7 @@ def test_it_is_switched_ten_times_under_load_and_nothing_is_lost(
     assert found == without + BLOCK, "what was held is given back each time"
 
 
+@pytest.mark.long
 def test_dspark_on_the_other_runner_hits_exactly_one_block_more(serve: Serve, cli: Cli) -> None:
     dspark = serve(**DSPARK)
     without, found, answers = compared(cli, dspark)
@@ -151,6 +152,7 @@ def test_dspark_on_the_other_runner_hits_exactly_one_block_more(serve: Serve, cl
     assert state(cli, dspark)["hits"] == 1
 
 
+@pytest.mark.long
 def test_with_mamba_layers_a_repeated_prompt_hits_exactly_one_block_more(serve: Serve, cli: Cli) -> None:
     hybrid = serve(method="dflash", target="nemotron", runner="V2", optimize=CHOSEN, extra_args=ALIGNED)
     sizes = re.findall(r'\bblock_size="(\d+)"', hybrid.get("/metrics"))

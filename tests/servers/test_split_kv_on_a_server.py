@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
+pytestmark = pytest.mark.long
+
 ID, CHAIN = "split-kv-3d", "markov-chain"
 
 

@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from analyzers.span_table import span_table
 from spantrace.cli.main import run
 from spantrace.loading import load
@@ -14,6 +16,8 @@ from spantrace.spans import Kind
 
 if TYPE_CHECKING:
     from cpu_server import CpuServer
+
+pytestmark = pytest.mark.long
 
 RANGES = ("target.input_prep", "target.forward", "sample", "postprocess", "draft.propose")
 
