@@ -49,8 +49,7 @@ def toggle(cli: Cli, server: CpuServer, way: str) -> dict[str, Any]:
     """What `spantrace toggle` says of it; `way` is "--on" or "--off"."""
     said = cli("toggle", f":{server.port}", way, CHOSEN, "--format", "json")
     assert said.returncode == 0, said.stderr
-    (one,) = json.loads(said.stdout)["optimizations"]
-    return dict(one)
+    return next(dict(one) for one in json.loads(said.stdout)["optimizations"] if one["id"] == CHOSEN)
 
 
 def state(cli: Cli, server: CpuServer) -> dict[str, Any]:

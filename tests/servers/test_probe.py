@@ -49,16 +49,6 @@ def said(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], dict[s
     return found, found["optimizations"][CHOSEN]
 
 
-def test_what_cannot_be_probed_is_one_sentence(whole: CpuServer, serve: Serve, cli: Cli) -> None:
-    unbroken = probe(cli, whole, whole)
-    assert (unbroken.returncode, unbroken.stdout) == (2, "")
-    assert unbroken.stderr.startswith(f"spantrace: process {whole.pid} is not the broken model; start it with ")
-    synthetic = serve(**HYBRID)
-    refused = probe(cli, synthetic, synthetic)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("spantrace: the server accepts drafts whatever they are; ")
-
-
 def test_a_right_optimization_passes_and_the_server_has_on_what_it_had_on(
     whole: CpuServer, zeroed: CpuServer, cli: Cli
 ) -> None:
@@ -86,6 +76,16 @@ def test_a_wrong_optimization_fails(whole: CpuServer, zeroed: CpuServer, witness
     table = probe(cli, whole, zeroed)
     assert table.returncode == 0, "what was wrong is gone with the switch"
     assert "PASS" in table.stdout
+
+
+def test_what_cannot_be_probed_is_one_sentence(whole: CpuServer, serve: Serve, cli: Cli) -> None:
+    unbroken = probe(cli, whole, whole)
+    assert (unbroken.returncode, unbroken.stdout) == (2, "")
+    assert unbroken.stderr.startswith(f"spantrace: process {whole.pid} is not the broken model; start it with ")
+    synthetic = serve(**HYBRID)
+    refused = probe(cli, synthetic, synthetic)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("spantrace: the server accepts drafts whatever they are; ")
 
 
 def test_it_is_void_with_dummy_weights(serve: Serve, cli: Cli) -> None:
