@@ -36,7 +36,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in tests/servers starts servers, some for minutes; those come first, in the order of their lanes."""
     for item in items:
-        if TESTS / "servers" in item.path.parents:
+        if lanes.starts_server(item.path):
             item.add_marker(pytest.mark.server)
             item.add_marker(pytest.mark.timeout(SERVER_TEST_TIMEOUT_S))
     items.sort(key=lambda item: lanes.place(item.path))

@@ -41,13 +41,18 @@ _PLACES = {name: (number, place) for number, names in enumerate(LANES) for place
 _LAST = (len(LANES) - 1, len(_PLACES))
 
 
+def starts_server(path: Path) -> bool:
+    """Whether a file of tests starts servers."""
+    return path.parent.name == "servers"
+
+
 def place(path: Path) -> tuple[int, int]:
     """Where the tests of a file stand in a session's order; servers that are in no lane end the last one."""
-    if path.parent.name != "servers":
+    if not starts_server(path):
         return len(LANES), 0
     return _PLACES.get(path.stem.removeprefix("test_"), _LAST)
 
 
 def lane(path: Path) -> str:
     """The name of the lane of a file, which for what starts no server is the file itself."""
-    return f"servers {place(path)[0]}" if path.parent.name == "servers" else str(path)
+    return f"servers {place(path)[0]}" if starts_server(path) else str(path)

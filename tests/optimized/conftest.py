@@ -23,6 +23,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run in Triton's interpreter, and what a test switched on is off after it."""
+    import optimized
+    from optimized import launching
+
+    monkeypatch.setenv(launching.INTERPRET, "1")
+    yield
+    optimized.revert()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_checks_that_are_dropped() -> Iterator[None]:
     """Triton's interpreter works out for each sum whether it overflows, and unless it debugs tells nobody."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,7 @@ CASES = {case.name: case for case in reference.cases()}
 every = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @every

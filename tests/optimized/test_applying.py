@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -15,7 +15,6 @@ from every_one import ALL, each  # noqa: E402
 from switchboard import FOREIGN, Wrapping, everything, place_of, same  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.optimization import Optimization  # noqa: E402
 from optimized.seams import Seam  # noqa: E402
 from spantrace.errors import EXIT_BAD_INPUT, SpantraceError  # noqa: E402
@@ -24,13 +23,7 @@ PAIRS = list(combinations(ALL, 2))
 ORDERS = [pair[:: 1 if number % 2 else -1] for number, pair in enumerate(PAIRS)]
 """Every two, in one order or the other."""
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)

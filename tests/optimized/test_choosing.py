@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
@@ -23,13 +23,7 @@ from optimized.seams import Seam  # noqa: E402
 from spantrace.errors import EXIT_BAD_INPUT, SpantraceError  # noqa: E402
 
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 CALLER, DEFINED = "optimized.uniform_decode_metadata.vllm", "optimized.uniform_decode_metadata.metadata:why_not"

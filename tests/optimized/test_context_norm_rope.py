@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle as repeated
 from pathlib import Path
@@ -38,11 +37,7 @@ ID, CACHE, CLOSE = OPTIMIZATION.id, "context-kv-cache", TOLERANCES["float32"]
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def given(layers: int = 2, width: int = 16, device: str = "cpu", dtype: Any = None) -> tuple[Any, ...]:

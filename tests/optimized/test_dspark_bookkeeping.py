@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,11 +56,7 @@ HERE = Place()
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 # Planted faults

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from compiling import compiled_for_a_gpu  # noqa: E402
 from small_cycles import SMALL, expected, run, small  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.cases import Place  # noqa: E402
 from optimized.external_kv_append import OPTIMIZATION, attention, switch  # noqa: E402
 from optimized.external_kv_append.attention import Sight, append_inside, append_outside, why_not  # noqa: E402
@@ -28,11 +26,7 @@ CLOSE = TOLERANCES["float32"]
 ODD = Shape(2, 5, 3, 1, 6, 40, window=9, causal=True, sinks=True)
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def problem(shape: Shape = ODD, start: int = 29, dtype: str = "float32") -> Blocks:

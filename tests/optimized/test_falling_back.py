@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from planting import failing_after  # noqa: E402
 from small_cycles import OUTPUT, WITH_STATES, expected, prompts_for, run, small, source_for, stock  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.context_kv_cache import cache  # noqa: E402
 from optimized.context_kv_cache.cache import Cache  # noqa: E402
 from optimized.judging import TOLERANCES  # noqa: E402
@@ -32,13 +30,7 @@ from optimized.verify_k_plus_one import rows  # noqa: E402
 
 CLOSE = TOLERANCES["float32"]
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def layers_of(settings: Settings) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -28,7 +27,6 @@ from small_cycles import (  # noqa: E402
 )
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.judging import TOLERANCES  # noqa: E402
 from optimized.optimization import Agreement, Optimization  # noqa: E402
 from optimized.reference_cycle.comparison import DraftLog, compare_drafts  # noqa: E402
@@ -37,14 +35,7 @@ from optimized.reference_cycle.geometry import Geometry, Rope  # noqa: E402
 from optimized.reference_cycle.settings import DRAFTERS, Settings  # noqa: E402
 
 CLOSE = TOLERANCES["float32"]
-Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def followed(log: DraftLog) -> DraftLog:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -39,11 +38,7 @@ VOCAB = 300
 """Three tiles, of which the last is not full."""
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 # Which token is the best

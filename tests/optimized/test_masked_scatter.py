@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,7 @@ TOGETHER = ["context-kv-cache", "context-norm-rope", "masked-scatter", "qk-norm-
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def given(device: str = "cpu", dtype: Any = None) -> list[Any]:

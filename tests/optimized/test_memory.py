@@ -11,24 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from every_one import ALL  # noqa: E402
 from small_cycles import OUTPUT, SMALL, WITH_STATES, prompts_for, small  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.optimization import Optimization  # noqa: E402
 from optimized.reference_cycle.cycle import Cycle  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402
 
-with pytest.MonkeyPatch.context() as _interpreting:
-    _interpreting.setenv(launching.INTERPRET, "1")
-    ALL = {name: item for name, item in optimized.discover().items() if item.seams_at() and not item.unmet()}
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.fixture(autouse=True)

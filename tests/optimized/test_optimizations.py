@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 from every_one import ALL, EVERY, VLLM_ONLY  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.cases import Case, Place  # noqa: E402
 from optimized.context_kv_cache.cache import Cache  # noqa: E402
 from optimized.judging import judge  # noqa: E402
@@ -31,13 +30,7 @@ from spantrace.switched import switched  # noqa: E402
 CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in EVERY.values() for case in item.cases()]
 NEEDED_CASES = ("all accepted", "none accepted", "idle", "every row idle", "odd shapes", "capacity reached", "20 steps")
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 # The declarations

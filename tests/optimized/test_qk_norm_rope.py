@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,7 @@ ID, CLOSE = OPTIMIZATION.id, TOLERANCES["float32"]
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def norms_of(width: int = 16, heads: int = 4, kv_heads: int = 2, **changes: Any) -> HeadNorms:

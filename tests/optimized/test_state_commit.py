@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from compiling import compiled_for_a_gpu  # noqa: E402
 from small_cycles import WITH_STATES, expected, run, small  # noqa: E402
 
 import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.cases import Place  # noqa: E402
 from optimized.judging import judge  # noqa: E402
 from optimized.reference_cycle.comparison import compare_drafts  # noqa: E402
@@ -29,11 +27,7 @@ TWO_LAYERS = replace(WITH_STATES, state_layers=(0, 1))
 BROKEN = "a row had accepted nothing, or two rows were in one slot"
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def commit(counts: tuple[int, ...] = (2, 4, 1), dtype: str = "float32") -> Commit:

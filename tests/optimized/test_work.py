@@ -25,14 +25,7 @@ from optimized.optimization import Optimization  # noqa: E402
 from optimized.reference_cycle.cycle import Cycle, random_prompts  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402
 
-Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def _everything_off(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-    yield
-    optimized.revert()
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 class Operations(TorchDispatchMode):

@@ -26,6 +26,9 @@ PROGRAM = str(Path(sys.executable).with_name("spantrace"))
 LONG_S = 240.0
 POLL_S = 0.05
 MANY = ("--cycles", "1000000")
+NS = 2_000_000
+DELAY = ("--delay", str(NS // 1000), "--max-slowdown", "0.5", "--cycles", "20")
+"""What `sensitivity` is asked for where a span is held up, and by how many nanoseconds."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = LONG_S) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from conftest import ACCEPTANCE, HYBRID
+from conftest import HYBRID, USUAL
 from live import PROGRAM, wait_until
 
 from spantrace.frames import read_frames
@@ -32,7 +32,7 @@ def plan_of_a_server(path: Path) -> Path:
     """A plan that starts a server as the other tests do."""
     from cpu_server import CpuServer
 
-    made = CpuServer(method="dflash", target="nemotron", acceptance=ACCEPTANCE)
+    made = CpuServer(**USUAL, target="nemotron")
     arguments = made.command[made.command.index("serve") + 1 :]
     changed = {key: value for key, value in made.environment.items() if os.environ.get(key) != value}
     lines = ['target = "serve"', f'optimize = ["{CHOSEN}"]', *LENGTH]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import HYBRID, USUAL
-from live import MANY, PROGRAM, Witness, assert_clean, live, wait_until
+from live import DELAY, MANY, NS, PROGRAM, Witness, assert_clean, live, wait_until
 
 from spantrace.errors import SpantraceError
 from spantrace.loading import load
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 CHOSEN = "uniform-decode-metadata"
 SEAM = "vllm.v1.attention.backends.mamba_attn:BaseMambaAttentionMetadataBuilder:_compute_common_metadata"
-NS = 2_000_000
-DELAY = ("--delay", str(NS // 1000), "--max-slowdown", "0.5", "--cycles", "20")
 
 
 @pytest.fixture(scope="module")

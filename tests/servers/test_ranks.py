@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from conftest import ACCEPTANCE
+from conftest import USUAL
 from live import Witness, assert_clean, record, wait_until
 from quiet import judged
 
@@ -49,7 +49,7 @@ OF_A_WORKER = (
 def server(serve: Serve) -> CpuServer:
     """A hybrid target and its drafter on two ranks, a core for each, with an optimization on."""
     two = {"extra_args": ("-tp", "2"), "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
-    server = serve(method="dflash", target="nemotron", acceptance=ACCEPTANCE, optimize=CHOSEN, **two)
+    server = serve(**USUAL, target="nemotron", optimize=CHOSEN, **two)
     server.complete(prompts(4), max_tokens=48)
     return server
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import USUAL
-from live import assert_clean
+from live import DELAY, NS, assert_clean
 
 from spantrace.loading import load
 from spantrace.spans import Kind
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tests.conftest import Cli
 
 pytestmark = pytest.mark.timed
-
-NS = 2_000_000
-DELAY = ("--delay", str(NS // 1000), "--max-slowdown", "0.5", "--cycles", "20")
 
 
 def test_a_held_up_span_gets_longer_by_the_delay_and_is_as_before_afterwards(

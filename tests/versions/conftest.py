@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+import optimized
+
+if TYPE_CHECKING:
+    from mamba_builds import Stock
 
 
 class NotAskedFor(pytest.Module):
@@ -23,3 +29,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     asked = os.environ.get("SPANTRACE_TEST_VERSIONS") == "1"
     return None if asked else NotAskedFor.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())
+def stock(request: pytest.FixtureRequest) -> Stock:
+    """Mamba's own builders of each version in which `uniform-decode-metadata` takes their place."""
+    from mamba_builds import Stock
+
+    return Stock(request.param)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run in Triton's interpreter."""
+    from optimized import launching
+
+    monkeypatch.setenv(launching.INTERPRET, "1")
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many groups each launch that writes ahead is for."""
+    from mamba_runners import counted_launches
+
+    return counted_launches(monkeypatch)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from sources import source_tree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimized.gate import source
 from optimized.uniform_decode_metadata.sources import BLOCK_TABLE, BUILD, SPLIT, UPDATE
@@ -182,6 +183,16 @@ def accepted_of(batch: Batch) -> Any:
 def built(method: Callable[..., Any], builder: Any, batch: Batch, accepted: Any) -> dict[str, Any]:
     found: dict[str, Any] = method(builder, batch, num_accepted_tokens=accepted)
     return found
+
+
+class Operations(TorchDispatchMode):
+    """How many operations PyTorch carries out."""
+
+    done = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.done += 1
+        return func(*args, **(kwargs or {}))
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -10,13 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from mamba_builds import BATCHES, DECODES, GROUPS, Batch, MambaSpec, Stock  # noqa: E402
-from mamba_runners import Runner, counted_launches, sides, unlike  # noqa: E402
+from mamba_runners import Runner, sides, unlike  # noqa: E402
 
-import optimized  # noqa: E402
-from optimized import launching  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import AHEAD  # noqa: E402
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("interpreted")]
 FOUR, ONE, PADDED = "four decodes", "one decode", "padding"
 AHEAD_IN: list[tuple[str, bool]] = [
     (FOUR, False),
@@ -38,21 +36,6 @@ AHEAD_IN: list[tuple[str, bool]] = [
 """Steps, and whether all later groups were written ahead: those of the last step, where as many rows were known."""
 modes = pytest.mark.parametrize("mode", ["none", "align"])
 runners = pytest.mark.parametrize("which", ["V1", "V2"])
-
-
-@pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())
-def stock(request: pytest.FixtureRequest) -> Stock:
-    return Stock(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return counted_launches(monkeypatch)
 
 
 @runners

@@ -9,33 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mamba_builds import DECODES, GROUPS, Stock  # noqa: E402
-from mamba_runners import counted_launches, sides, unlike  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from mamba_builds import DECODES, GROUPS, Operations, Stock  # noqa: E402
+from mamba_runners import sides, unlike  # noqa: E402
 
-import optimized  # noqa: E402
 from optimized import launching  # noqa: E402
 from optimized.uniform_decode_metadata import FIELDS, ahead  # noqa: E402
 from optimized.uniform_decode_metadata.ahead import Ahead, Later  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild  # noqa: E402
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("interpreted")]
 FOUR = "four decodes"
-
-
-@pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())
-def stock(request: pytest.FixtureRequest) -> Stock:
-    return Stock(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launching.INTERPRET, "1")
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return counted_launches(monkeypatch)
 
 
 def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,16 +73,6 @@ def test_what_is_written_wrongly_shows(stock: Stock, fault: str, monkeypatch: py
     assert unlike(theirs, ours, wanted, got) != []
     assert not switch.counts.errors
     assert switch.counts.sorts[AHEAD] == GROUPS - 1
-
-
-class Operations(TorchDispatchMode):
-    """How many operations PyTorch carries out."""
-
-    done = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.done += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])

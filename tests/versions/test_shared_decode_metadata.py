@@ -21,23 +21,17 @@ from mamba_builds import (  # noqa: E402
     OTHERS,
     Batch,
     MambaSpec,
+    Operations,
     Side,
     Stock,
     accepted_of,
     equal,
 )
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-import optimized  # noqa: E402
 from optimized.uniform_decode_metadata.sharing import SHARED, FirstBuild  # noqa: E402
 from optimized.uniform_decode_metadata.vllm import Shortcut  # noqa: E402
 
 pytestmark = pytest.mark.versions
-
-
-@pytest.fixture(scope="module", params=optimized.discover()["uniform-decode-metadata"].versions())
-def stock(request: pytest.FixtureRequest) -> Stock:
-    return Stock(request.param)
 
 
 def copy_of(value: Any) -> Any:
@@ -231,16 +225,6 @@ def test_a_result_that_is_shared_wrongly_shows(stock: Stock, fault: str, monkeyp
         batch.seq_lens = batch.seq_lens + 17
     wanted, got = theirs.build(batch, accepted), ours.build(batch, accepted)
     assert any(different(*pair) for pair in zip(wanted, got, strict=True))
-
-
-class Operations(TorchDispatchMode):
-    """How many operations PyTorch carries out."""
-
-    done = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.done += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])

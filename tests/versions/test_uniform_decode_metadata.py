@@ -18,11 +18,6 @@ pytestmark = pytest.mark.versions
 ITEM = optimized.discover()["uniform-decode-metadata"]
 
 
-@pytest.fixture(scope="module", params=ITEM.versions())
-def stock(request: pytest.FixtureRequest) -> Stock:
-    return Stock(request.param)
-
-
 @pytest.mark.parametrize("kept", [True, False], ids=["offsets kept", "offsets made"])
 @pytest.mark.parametrize("drafts", [DRAFTS, 0])
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
