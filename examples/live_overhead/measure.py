@@ -25,6 +25,7 @@ from servers import FIRST_PORT, READY_S, SETS, Setup, pin, serve, stop, wait_rea
 from windows import Stream, overhead
 
 from spantrace.control import default_directory
+from spantrace.sampling import every_for
 from spantrace.vllm_adapter.servers import engine_and_workers, find
 
 HEAD = """\
@@ -48,7 +49,7 @@ def study(setup: Setup, port: int, options: argparse.Namespace) -> None:
     if done.returncode == 0:
         scratch = options.out / f"{setup.name}.scratch"
         try:
-            result |= overhead(stream, port, options.seconds, options.window, scratch)
+            result |= overhead(stream, port, options.seconds, options.window, scratch, options.detail_every)
         except (RuntimeError, OSError) as error:
             result["failed"] = repr(error)
         scratch.unlink(missing_ok=True)
@@ -91,7 +92,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=5.0, help="seconds of load before the first recording")
     parser.add_argument("--cpu", action="store_true", help="a CPU build of vLLM: arguments that it understands")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread the servers over")
-    parser.add_argument("--only", type=int, help="only the first N servers of the set")
+    parser.add_argument("--detail-every", type=int, default=every_for(None), help="as of spantrace record")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the set's servers")
     return parser.parse_args(arguments)
 
 
@@ -99,7 +101,7 @@ def main() -> None:
     """Run one set and write its summary."""
     options = options_of()
     options.out.mkdir(parents=True, exist_ok=True)
-    setups = SETS[options.set][: options.only]
+    setups = [setup for setup in SETS[options.set] if setup.name in (options.only or [setup.name])]
     servers = [serve(setup, index, options) for index, setup in enumerate(setups)]
     deadline = time.monotonic() + READY_S
     try:

@@ -21,8 +21,6 @@ from spantrace.journal import Journal
 from spantrace.vllm_adapter.servers import find, roles
 
 SETTLE_S = 0.05
-DETAIL_EVERY = 5
-"""What `spantrace record` does by default."""
 
 
 class Stream(threading.Thread):
@@ -70,11 +68,14 @@ class Stream(threading.Thread):
 
 
 @contextmanager
-def recording(port: int, scratch: Path) -> Iterator[Capture]:
-    """Record the server at a port into `scratch`, which is thrown away; RuntimeError where that did not work."""
+def recording(port: int, scratch: Path, every: int) -> Iterator[Capture]:
+    """Record the server at a port into `scratch`, which is thrown away; RuntimeError where that did not work.
+
+    Of so many runs of cycles `every` says in which one spans are recorded.
+    """
     members = roles(find(f":{port}", default_directory()))
     with Journal(scratch, {"options": {}}) as journal:
-        with Capture(default_directory(), members, journal, {"gpu": True, "detail_every": DETAIL_EVERY}) as capture:
+        with Capture(default_directory(), members, journal, {"gpu": True, "detail_every": every}) as capture:
             yield capture
             if not (capture.stop() and capture.cycles):
                 raise RuntimeError("the recording broke off")
@@ -92,7 +93,7 @@ def two_windows(stream: Stream, wait: Callable[[float], object], seconds: float)
     return gaps
 
 
-def overhead(stream: Stream, port: int, total: float, seconds: float, scratch: Path) -> dict[str, Any]:
+def overhead(stream: Stream, port: int, total: float, seconds: float, scratch: Path, every: int) -> dict[str, Any]:
     """For `total` seconds windows in the order A BB AA BB ... A, which is ABBA again and again.
 
     The hooks are in force in B only; the recording goes on in both, and in A nothing of it runs.
@@ -100,7 +101,7 @@ def overhead(stream: Stream, port: int, total: float, seconds: float, scratch: P
     bare: list[float] = []
     recorded: list[float] = []
     end = time.monotonic() + total
-    with recording(port, scratch) as capture:
+    with recording(port, scratch, every) as capture:
         while time.monotonic() < end:
             capture.pause()
             bare += two_windows(stream, time.sleep, seconds)

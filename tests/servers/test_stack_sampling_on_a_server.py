@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from conftest import USUAL
 from live import LONG_S, PROGRAM, wait_until
@@ -90,6 +91,7 @@ def test_ctrl_c_keeps_what_was_sampled_and_leaves_the_server_alone(serve: Serve,
     with server.load(4) as load_on_it:
         command = [PROGRAM, "record", "--sample", f":{server.port}", "--seconds", "300", "-o", str(path)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: _looks(process.pid), "py-spy's first look")
             answered = load_on_it.requests
             wait_until(lambda: load_on_it.requests > answered + 8, "eight answers")
             process.send_signal(signal.SIGINT)
@@ -101,3 +103,9 @@ def test_ctrl_c_keeps_what_was_sampled_and_leaves_the_server_alone(serve: Serve,
     samples = samples_of(load(path).header)
     assert samples is not None
     assert samples.seconds < 200
+
+
+def _looks(recorder: int) -> bool:
+    """Whether the py-spy that a recorder started says in its log that it has begun."""
+    begun = (one for one in psutil.Process(recorder).children() if one.name() == "py-spy")
+    return any("Sampling process" in Path(f"/proc/{one.pid}/fd/2").read_text(errors="replace") for one in begun)
