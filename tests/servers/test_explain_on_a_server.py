@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-pytestmark = pytest.mark.long
-
 SLOW_MS = 10.0
 SOURCE = Path(__file__).parent / "witness/spantrace_witness.py"
 SLOW_LINES = range(

@@ -141,7 +141,6 @@ def test_it_is_switched_ten_times_under_load_and_nothing_is_lost(
     assert found == without + BLOCK, "what was held is given back each time"
 
 
-@pytest.mark.long
 def test_dspark_on_the_other_runner_hits_exactly_one_block_more(serve: Serve, cli: Cli) -> None:
     dspark = serve(**DSPARK)
     without, found, answers = compared(cli, dspark)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Cli
 
-pytestmark = [pytest.mark.timed, pytest.mark.long]
+pytestmark = pytest.mark.timed
 
 CHOSEN = "uniform-decode-metadata"
 DELAY_MS = 15.0
