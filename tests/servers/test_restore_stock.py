@@ -1,4 +1,4 @@
-"""A real server whose vLLM has a fix by itself is switched to stock and back; without graphs it has nothing to skip."""
+"""A real V2 server is switched to the stock of a fix and back, with no graph to skip for, and to what repeats less."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.conftest import Cli
 
 FIX, STOCK_ID = "skip-draft-rebuild", "stock-skip-draft-rebuild"
+PADDING = "bounded-padding"
+SAMPLING = "unchanged-sampling"
 SPECULATORS = "vllm.v1.worker.gpu.spec_decode."
 SEAMS = [
     f"{SPECULATORS}dflash.speculator:DFlashSpeculator:_num_graph_context_tokens",
@@ -64,6 +66,49 @@ def test_it_is_switched_to_stock_and_back_under_load(
     assert (said["now"], said["hits"], said["errors"]) == ("off", 0, 0)
     assert said["fallbacks"] > 0
     assert states(cli, server)[STOCK_ID]["state"] == "applies"
+
+
+def test_padding_that_is_there_is_not_written_again_under_load(
+    server: CpuServer, witness: AskWitness, cli: Cli
+) -> None:
+    seer = witness(server)
+    seer.remember()
+    with server.load(1) as requests:
+        on = cli("toggle", f":{server.port}", "--on", PADDING)
+        assert on.returncode == 0, on.stderr
+        assert f"{SPECULATORS}dflash.speculator:prepare_dflash_inputs" in seer.changed()
+        wait_until(lambda: states(cli, server)[PADDING]["hits"] > 20, "steps of one request")
+        off = cli("toggle", f":{server.port}", "--off", PADDING, "--format", "json")
+        assert off.returncode == 0, off.stderr
+        assert seer.changed() == []
+    assert requests.errors == []
+    (said,) = json.loads(off.stdout)["optimizations"]
+    assert (said["now"], said["errors"]) == ("off", 0)
+    assert said["hits"] > 20
+    assert said["fallbacks"] > 0, "the first call of all"
+    assert states(cli, server)[PADDING]["state"] == "applies"
+
+
+def test_parameters_that_did_not_change_are_not_copied_again_under_load(
+    server: CpuServer, witness: AskWitness, cli: Cli
+) -> None:
+    seer = witness(server)
+    seer.remember()
+    with server.load(1) as requests:
+        on = cli("toggle", f":{server.port}", "--on", SAMPLING)
+        assert on.returncode == 0, on.stderr
+        sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler"
+        assert sorted(seer.changed()) == [f"{sampler}:add_request", f"{sampler}:apply_staged_writes"]
+        wait_until(lambda: states(cli, server)[SAMPLING]["hits"] > 20, "steps without a new request")
+        wait_until(lambda: states(cli, server)[SAMPLING]["fallbacks"] > 1, "a new request")
+        off = cli("toggle", f":{server.port}", "--off", SAMPLING, "--format", "json")
+        assert off.returncode == 0, off.stderr
+        assert seer.changed() == []
+    assert requests.errors == []
+    (said,) = json.loads(off.stdout)["optimizations"]
+    assert (said["now"], said["errors"]) == ("off", 0)
+    assert said["hits"] > said["fallbacks"] > 1
+    assert states(cli, server)[SAMPLING]["state"] == "applies"
 
 
 def test_a_recording_counts_the_drafts_without_a_graph(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
