@@ -45,7 +45,8 @@ def saying(*answers: Frame) -> Answer:
     return answer
 
 
-PLANNED: Frame = {"type": "planned", "changes": [ID]}
+PLANNED: Frame = {"type": "planned", "changes": [ID], "here": [ID]}
+WAITING: Frame = {"type": "planned", "changes": [ID], "here": []}
 
 
 def test_nothing_is_put_into_force_where_one_process_cannot(cast: Cast, tmp_path: Path) -> None:
@@ -70,6 +71,14 @@ def test_a_check_says_what_a_process_refuses(cast: Cast, tmp_path: Path) -> None
     cast(worker, engine, worker=saying(PLANNED), engine=refused)
     with pytest.raises(SpantraceError, match=r"^it does not know this vLLM$"):
         check(SERVER, on=[ID], directory=tmp_path / "sockets")
+
+
+def test_what_would_be_on_nowhere_is_refused(cast: Cast, tmp_path: Path) -> None:
+    engine, worker = sync_server()
+    log = cast(worker, engine, worker=saying(WAITING), engine=saying(WAITING, {"type": "switched", "ended": []}))
+    with pytest.raises(SpantraceError, match=f"^{ID} would be on nowhere: this server has loaded none of the code"):
+        switch(SERVER, on=[ID], directory=tmp_path / "sockets")
+    assert log == ["worker switch", "engine switch"]
 
 
 def test_what_goes_wrong_between_the_steps_is_told(cast: Cast, tmp_path: Path) -> None:

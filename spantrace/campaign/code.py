@@ -12,15 +12,19 @@ from optimized.optimization import STOCK_OF
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def own_code(optimizations: Iterable[str]) -> str:
-    """Of the recorder, the built-in cycle and the folders of these optimizations, as one sha256."""
-    others = {path.parent for path in (_ROOT / "optimized").glob("*/__init__.py")} - {
-        _ROOT / "optimized/reference_cycle"
-    }
-    wanted = {_ROOT / "optimized" / name.removeprefix(STOCK_OF).replace("-", "_") for name in optimizations}
-    sources = [path for room in ("spantrace", "optimized") for path in (_ROOT / room).rglob("*.py")]
-    left_out = (others - wanted) | {_ROOT / "spantrace/cli"}
-    return hash_of_sources(path for path in sources if not left_out & set(path.parents))
+def own_code(optimizations: Iterable[str], root: Path = _ROOT) -> str:
+    """The sha256 of `own_sources`."""
+    return hash_of_sources(own_sources(optimizations, root))
+
+
+def own_sources(optimizations: Iterable[str], root: Path = _ROOT) -> list[Path]:
+    """The files of the recorder, the built-in cycle and the folders of these optimizations, below `root`."""
+    folder = root / "optimized"
+    others = {path.parent for path in folder.glob("*/__init__.py")} - {folder / "reference_cycle"}
+    wanted = {folder / name.removeprefix(STOCK_OF).replace("-", "_") for name in optimizations}
+    sources = [path for room in ("spantrace", "optimized") for path in (root / room).rglob("*.py")]
+    left_out = (others - wanted) | {root / "spantrace/cli"}
+    return [path for path in sources if not left_out & set(path.parents)]
 
 
 def together(*parts: str) -> str:
@@ -38,8 +42,17 @@ def hash_of_sources(sources: Iterable[Path]) -> str:
     return whole.hexdigest()
 
 
-@cache
 def vllm_code(sources: Path | None, otherwise: str) -> str:
     """The hash of a vLLM's Python files below `sources`; `otherwise` where they cannot be seen from here."""
-    files = list((sources / "vllm").rglob("*.py")) if sources else []
-    return hash_of_sources(files) if files else otherwise
+    files = tuple((sources / "vllm").rglob("*.py")) if sources else ()
+    return _unless_changed(files, newest(files)) if files else otherwise
+
+
+def newest(files: Iterable[Path]) -> float:
+    """When the file that was changed last was, in seconds since the epoch; 0 where there is none."""
+    return max((path.stat().st_mtime for path in files), default=0.0)
+
+
+@cache
+def _unless_changed(files: tuple[Path, ...], _: float) -> str:
+    return hash_of_sources(files)

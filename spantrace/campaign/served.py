@@ -11,12 +11,13 @@ from types import TracebackType
 import optimized
 from spantrace.campaign.code import own_code, together, vllm_code
 from spantrace.campaign.plan import Arm, Plan
+from spantrace.campaign.running import Gone
 from spantrace.campaign.server import ServerTarget
 from spantrace.campaign.store import Window
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter.launch import choose, installed_version
 from spantrace.vllm_adapter.servers import Server, engine_and_workers, find
-from spantrace.vllm_adapter.started import StartedServer, port_of_arguments
+from spantrace.vllm_adapter.started import StartedServer, port_of_arguments, refuse_taken
 
 START_S = 90.0
 """What an estimate assumes of a server's start."""
@@ -30,10 +31,12 @@ class ServedServer(ServerTarget):
         self._log = log
         self._started: StartedServer | None = None
         self._of: object = None
+        self._codes: dict[str, str] = {}
 
     def __enter__(self) -> ServedServer:
-        """SpantraceError where this environment's vLLM cannot have one of the optimizations."""
+        """SpantraceError where this environment's vLLM cannot have one of the optimizations, or the port is taken."""
         choose(",".join(self._every) or "none")
+        refuse_taken(self.port())
         return self
 
     def __exit__(
@@ -49,6 +52,8 @@ class ServedServer(ServerTarget):
             environment["SPANTRACE_DIR"] = str(self._place)
             delays = any(one.delay for one in self._plan.arms)
             at_start = self._at_start(arm)
+            if self._code(arm) != self.code(arm):
+                raise Gone("the code has changed since the campaign began; start another one (-o)")
             self._started = StartedServer(self._arguments(arm), environment, at_start, self._log, allow_delays=delays)
             self._started.wait_ready()
             self._of = self._needs(arm)
@@ -60,8 +65,8 @@ class ServedServer(ServerTarget):
         return [name for name in self._plan.switched(arm) if optimized.discover()[name].is_live(vllm)]
 
     def port(self) -> int:
-        """That of the plan's arguments."""
-        return port_of_arguments(self._arguments(self._plan.arms[0]))
+        """That of the server that runs, or of the plan's arguments."""
+        return self._started.port if self._started else port_of_arguments(self._arguments(self._plan.arms[0]))
 
     def seconds(self, windows: Sequence[Window]) -> float:
         """As above, and what the starts take."""
@@ -70,7 +75,10 @@ class ServedServer(ServerTarget):
         return super().seconds(windows) + starts * START_S
 
     def code(self, arm: Arm) -> str:
-        """The hash of our sources and of this environment's vLLM."""
+        """The hash of our sources and of this environment's vLLM, as they are when it is first asked for."""
+        return self._codes.setdefault(arm.name, self._code(arm))
+
+    def _code(self, arm: Arm) -> str:
         spec = find_spec("vllm")
         package = Path(spec.origin).parents[1] if spec and spec.origin else None
         return together(own_code(self._plan.switched(arm)), vllm_code(package, sys.version), repr(self._needs(arm)))

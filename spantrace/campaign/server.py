@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from spantrace.campaign.code import own_code, together, vllm_code
+import psutil
+
+from spantrace.campaign.code import hash_of_sources, newest, own_sources, together, vllm_code
 from spantrace.campaign.contention import Neighbours
 from spantrace.campaign.holding import Holding
 from spantrace.campaign.plan import Arm, Plan
@@ -39,7 +42,6 @@ class ServerTarget(ABC):
         self._plan, self._place = plan, place
         self._load = Load(**{**plan.load, "command": tuple(plan.load.get("command", ()))})
         self._every = tuple(dict.fromkeys(name for arm in plan.arms for name in plan.switched(arm)))
-        self._codes: dict[tuple[str, ...], str] = {}
 
     @abstractmethod
     def server(self, arm: Arm) -> Server:
@@ -53,14 +55,16 @@ class ServerTarget(ABC):
         """Switch, empty the prefix cache unless the load keeps it, record under load, and wait for its figures."""
         server = self.server(arm)
         on = self.live(arm)
-        switch(server, on, [name for name in self._every if name not in on], self._place)
+        done = switch(server, on, [name for name in self._every if name not in on], self._place)
         refused = reset_prefix_cache(server, self._place) if self._load.any and self._load.reset else ""
-        notes = (f"the prefix cache was not emptied: {refused}",) if refused else ()
+        notes = [f"the prefix cache was not emptied: {refused}"] if refused else []
+        if besides := [name for name in done.on if name not in self._every]:
+            notes.append(f"on in every arm, stock too: {', '.join(besides)}")
         if not self._load.any:
-            return Measured({}, notes, self._record(server, arm, journal, None))
+            return Measured({}, tuple(notes), self._record(server, arm, journal, None))
         with RunningLoad(self._load, f"http://127.0.0.1:{server.port() or self.port()}") as load:
             others = self._record(server, arm, journal, load)
-            return Measured(load.figures(FINISH_S), notes, others)
+            return Measured(load.figures(FINISH_S), tuple(notes), others)
 
     @abstractmethod
     def port(self) -> int:
@@ -158,11 +162,18 @@ class RunningServer(ServerTarget):
         return port_of(self._plan.target)
 
     def code(self, arm: Arm) -> str:
-        """The hash of our sources and of those that the server's vLLM was imported from."""
+        """The hash of what the server imported: vLLM's sources and ours, with those of all that is on besides.
+
+        `Gone` where ours were changed since it was started; where they cannot be seen from here it is of their place.
+        """
         server = self._found()
         engine = engine_and_workers(server)[1]
-        sources = ask(self._place, engine.pid, {"type": "optimizations"}).get("sources")
-        return together(own_code(self._plan.switched(arm)), vllm_code(Path(sources) if sources else None, server.vllm))
+        told = ask(self._place, engine.pid, {"type": "optimizations"})
+        besides = [one["id"] for one in told.get("on", ()) if one["id"] not in self._every]
+        own = own_sources([*self._plan.switched(arm), *besides], Path(told["own"])) if "own" in told else []
+        _refuse_changed(own, engine.pid)
+        vllm = vllm_code(Path(told["sources"]) if told.get("sources") else None, server.vllm)
+        return together(hash_of_sources(own) if own else str(told.get("own")), vllm)
 
     def _found(self) -> Server:
         try:
@@ -174,3 +185,11 @@ class RunningServer(ServerTarget):
         on, off = ([name for name in self._every if (name in before) is wanted] for wanted in (True, False))
         switch(server, on, off, self._place)
         self._store.restored()
+
+
+def _refuse_changed(sources: Sequence[Path], process: int) -> None:
+    """`Gone` where a file was changed after the process that may have imported it was started."""
+    with contextlib.suppress(psutil.Error):
+        if newest(sources) > psutil.Process(process).create_time():
+            last = max(sources, key=lambda path: path.stat().st_mtime)
+            raise Gone(f"the server was started before {last} was changed, and may run what was there then; restart it")

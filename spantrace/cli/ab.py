@@ -114,7 +114,8 @@ def _measure(store: Store, place: Path, *, dry_run: bool) -> None:
         windows = f"windows of {plan.warmup} + {plan.cycles} cycles, {len(missing)} of {len(store.windows)} to measure"
         _say(f"plan {plan.hash[:6]}: {len(plan.arms)} arms x {plan.repeats}, {plan.order.upper()}, {windows}")
         about = duration(target.seconds(missing) if seconds is None else seconds * len(missing))
-        _say(f"estimated time {about}; if it is killed, spantrace ab {store.directory} goes on")
+        more = " and what the load takes besides" if seconds is None and plan.load.get("command") else ""
+        _say(f"estimated time {about}{more}; if it is killed, spantrace ab {store.directory} goes on")
         if dry_run:
             return
         progress = stack.enter_context(making.progress_bar(len(store.windows), "measuring", "windows"))

@@ -92,6 +92,7 @@ def describe() -> Frame:
     return {
         "vllm": running_vllm(),
         "sources": str(Path(package).parents[1]) if package else None,
+        "own": str(Path(__file__).parents[2]),
         "on": [{**one, "allocated": optimized.allocated(one["id"])} for one in counts()] if optimized else [],
         "waiting": {name: sorted(modules) for name, modules in _waiting.items()},
         "refused": refusals(),
@@ -111,6 +112,12 @@ class Plan:
     def changes(self) -> list[str]:
         """The ids that it puts off or on here."""
         return [*self.off, *self.on.ids, *self.waits]
+
+    def here(self) -> list[str]:
+        """The ids that are on in this process once it is in force, those aside that wait for a module."""
+        import optimized
+
+        return [*(name for name in optimized.applied() if name not in self.off), *self.on.ids]
 
     def put_into_force(self) -> list[dict[str, Any]]:
         """Do it; the counts of those that are off now. Where something fails nothing is changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from spantrace.vllm_adapter.servers import Member, Server
 
 PLAN_TIMEOUT_S = 60.0
 SWITCH_TIMEOUT_S = 90.0
+
+
+class OnNowhere(SpantraceError):
+    """What is asked for goes into nothing that the server has loaded."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ def switch(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), dire
     """Switch optimizations of a live server between two of its steps; returns once it is in force everywhere.
 
     All of it or nothing; ids that are already so are left alone. Raises SpantraceError, with nothing changed, where an
-    id is unknown, cannot be switched live (its graphs would have to be captured anew), is refused by this vLLM, or a
-    process does not answer.
+    id is unknown, cannot be switched live (its graphs would have to be captured anew), is refused by this vLLM, goes
+    into nothing that the server runs, or a process does not answer.
     """
     place, request = directory or default_directory(), {"type": "switch", "on": list(on), "off": list(off)}
     switched: set[str] = set()
@@ -63,6 +67,18 @@ def check(server: Server, on: Iterable[str] = (), off: Iterable[str] = (), direc
     request = {"type": "switch", "on": list(on), "off": list(off)}
     with ExitStack() as stack:
         _plan_everywhere(stack, directory or default_directory(), server, request, set())
+
+
+def on_nowhere(server: Server, names: Iterable[str], directory: Path | None = None) -> list[str]:
+    """Those of the ids that would be on in no process of the server; those that it refuses otherwise are not."""
+    found = []
+    for name in names:
+        with suppress(SpantraceError):
+            try:
+                check(server, [name], directory=directory)
+            except OnNowhere:
+                found.append(name)
+    return found
 
 
 def switched_on(server: Server, directory: Path | None = None) -> list[str]:
@@ -116,20 +132,22 @@ def _plan_everywhere(
     stack: ExitStack, place: Path, server: Server, request: Frame, switched: set[str]
 ) -> list[tuple[Member, Connection, bool]]:
     """Let every process plan its part; each engine with its connection, and whether it has workers."""
-    engines = []
+    engines, here = [], set[str]()
     for engine, workers in list(_families(server)):
         asked = {**request, "token": uuid.uuid4().hex}
-        *_, connection = [_plan(stack, place, member, asked, switched) for member in (*workers, engine)]
+        for member in (*workers, engine):
+            connection = connect(place, member.pid)
+            stack.callback(connection.close)
+            planned = _answer(member, connection, asked, PLAN_TIMEOUT_S)
+            switched.update(planned["changes"])
+            here.update(planned["here"])
         engines.append((engine, connection, bool(workers)))
+    if nowhere := [name for name in request["on"] if name not in here]:
+        raise OnNowhere(
+            f"{nowhere[0]} would be on nowhere: this server has loaded none of the code that it goes into "
+            "(another model runner, or layers that its model has not)"
+        )
     return engines
-
-
-def _plan(stack: ExitStack, place: Path, member: Member, asked: Frame, switched: set[str]) -> Connection:
-    """Let one process plan its part, which it holds while the connection is open; notes what it will switch."""
-    connection = connect(place, member.pid)
-    stack.callback(connection.close)
-    switched.update(_answer(member, connection, asked, PLAN_TIMEOUT_S)["changes"])
-    return connection
 
 
 def _answer(member: Member, connection: Connection, request: Frame, timeout: float) -> Frame:

@@ -114,7 +114,7 @@ def find(target: str, directory: Path) -> Server:
             f"port {port} belongs to another user or a container; record as that user, or inside (--dir, shared)"
         )
     raise SpantraceError(
-        f"port {port} belongs to process {root} ({' '.join(_title(root).split())[:60]}), "
+        f"port {port} belongs to process {root} ({' '.join(title(root).split())[:60]}), "
         "which is no vLLM server that spantrace can see"
     )
 
@@ -210,18 +210,25 @@ def _listener(port: int) -> tuple[int | None, bool]:
 
     Whose socket it is shows only for this user's processes.
     """
-    heard = False
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port:
-            heard = True
-            if connection.pid:
-                with contextlib.suppress(psutil.Error):
-                    parents = [{"pid": p.pid, "title": _title(p.pid)} for p in psutil.Process(connection.pid).parents()]
-                    return _root({"pid": connection.pid, "ancestors": parents}), heard
-    return None, heard
+    pids = listening(port)
+    for pid in filter(None, pids):
+        with contextlib.suppress(psutil.Error):
+            parents = [{"pid": p.pid, "title": title(p.pid)} for p in psutil.Process(pid).parents()]
+            return _root({"pid": pid, "ancestors": parents}), True
+    return None, bool(pids)
 
 
-def _title(pid: int) -> str:
+def listening(port: int) -> list[int | None]:
+    """The processes that listen on a port of this machine, None for each that is not this user's."""
+    return [
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port
+    ]
+
+
+def title(pid: int) -> str:
+    """What a process was started with, as far as this user can see it."""
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:

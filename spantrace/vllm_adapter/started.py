@@ -16,9 +16,12 @@ import psutil
 
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
+from spantrace.vllm_adapter.servers import Server, listening, title
 
 READY_S = 1800.0
 STOP_S = 30.0
+FREE_S = 3.0
+"""How long a port may still be taken by processes that are ending."""
 _POLL_S = 0.5
 
 
@@ -41,6 +44,7 @@ class StartedServer:
         chosen = choose(",".join(optimize) or "none")
         ours = {**serve_environment(os.environ, chosen, allow_delays), **environment}
         self.port = port_of_arguments(arguments)
+        refuse_taken(self.port)
         self._log = log
         with log.open("ab") as said:
             self._process = subprocess.Popen(
@@ -56,7 +60,7 @@ class StartedServer:
         """Wait until it answers; SpantraceError, and it is stopped, where it does not."""
         deadline = time.monotonic() + timeout
         try:
-            while not _healthy(self.port):
+            while not (_healthy(self.port) and self._listens()):
                 if not self.alive:
                     raise SpantraceError(f"the server ended with code {self._process.returncode}; {self._log} says why")
                 if time.monotonic() > deadline:
@@ -65,6 +69,13 @@ class StartedServer:
         except BaseException:
             self.stop()
             raise
+
+    def _listens(self) -> bool:
+        """Whether it is this server that answers, and not one that took the port while it started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._process.pid)
+            return not {root.pid, *(one.pid for one in root.children(recursive=True))}.isdisjoint(listening(self.port))
+        return False
 
     def stop(self) -> None:
         """End every process of the server, politely at first; stopping twice is fine."""
@@ -81,9 +92,18 @@ class StartedServer:
 
 def port_of_arguments(arguments: Sequence[str]) -> int:
     """The port that `vllm serve ARGUMENTS` will listen on."""
-    from spantrace.vllm_adapter.servers import Server
-
     return Server(0, " ".join(["vllm", "serve", *arguments]), "").port() or 8000
+
+
+def refuse_taken(port: int) -> None:
+    """SpantraceError where somebody listens on the port, such as what a campaign left behind that was killed."""
+    deadline = time.monotonic() + FREE_S
+    while (pids := listening(port)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if not pids:
+        return
+    known = next((f"process {pid} ({' '.join(title(pid).split())[:60]})" for pid in pids if pid), "somebody else")
+    raise SpantraceError(f"{known} listens on port {port} already; end it, or give the server another --port")
 
 
 def _healthy(port: int) -> bool:

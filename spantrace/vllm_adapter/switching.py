@@ -25,7 +25,8 @@ def switch(request: Frame, connection: Connection) -> None:
     token = str(request["token"])
     _plans[token] = choice.plan(request["on"], request["off"])
     try:
-        connection.send({"type": "planned", "changes": _plans[token].changes()})
+        planned = _plans[token]
+        connection.send({"type": "planned", "changes": planned.changes(), "here": planned.here()})
         if (frame := connection.receive(PATIENCE_S)) and frame.get("type") == "commit":
             connection.send({"type": "switched", **_commit(token, bool(frame["workers"]))})
     finally:

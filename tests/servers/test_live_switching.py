@@ -196,14 +196,17 @@ def test_delays_are_refused_by_a_server_that_was_not_started_for_them(
     assert seer.changed() == []
 
 
-def test_what_waits_for_a_module_is_on_nowhere(plain: CpuServer, cli: Cli) -> None:
-    """This target has no Mamba layers; switching does no harm, and is taken back."""
-    said = cli("toggle", f":{plain.port}", "--on", CHOSEN, "--format", "json")
-    assert said.returncode == 0, said.stderr
-    plain.complete(max_tokens=8)
-    assert state(cli, plain)["state"] in ("on", "applies")
-    assert cli("toggle", f":{plain.port}", "--off", CHOSEN).returncode == 0
-    assert state(cli, plain)["state"] == "applies"
+def test_what_would_be_on_nowhere_is_refused(plain: CpuServer, cli: Cli, tmp_path: Path) -> None:
+    """This server runs the other model runner."""
+    elsewhere = "bounded-padding"
+    said = cli("toggle", f":{plain.port}", "--on", f"{CHOSEN},{elsewhere}")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(f"spantrace: {elsewhere} would be on nowhere: this server has loaded none of ")
+    assert state(cli, plain)["state"] == "applies", "all of it or nothing"
+    campaign = cli("ab", f":{plain.port}", "--optimize", elsewhere, "-o", str(tmp_path / "campaign"))
+    assert campaign.returncode == 2
+    assert "would be on nowhere" in campaign.stderr
+    assert not (tmp_path / "campaign").exists()
 
 
 def test_the_prefix_cache_is_emptied_through_an_idle_engine_only(plain: CpuServer) -> None:
