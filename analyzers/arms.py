@@ -17,10 +17,10 @@ from spantrace.switched import KEY, Switched, from_counts, summed
 class Arm:
     """An arm against stock: the effect on every quantity, its hits, the drift of what it does not touch.
 
-    `ids` are the optimizations that are on and `targets` the spans that the arm is for, `fired` the counts that the
-    recordings have of the optimizations and `silent` those that never fired. `not_enough` is a sentence where the runs
-    are too few to show anything, `contended` holds the runs, from 0, that the plan's rule flagged; nothing is left out
-    for it.
+    `ids` are the optimizations that are on and `targets` the spans that the arm is for, `fired` what the recordings
+    count of each, no hit where they count others alone, and `silent` those that never fired. `not_enough` is a sentence
+    where the runs are too few to show anything, `contended` holds the runs, from 0, that the plan's rule flagged;
+    nothing is left out for it.
     """
 
     name: str
@@ -73,8 +73,10 @@ def against(
 ) -> Arm:
     """An arm whose optimizations are `ids` and which is for these spans; `sides` are stock's values and its own."""
     found = effects(*sides, spans)
-    counted = [from_counts(one) for one in summed(one for run in runs for one in run.header.get(KEY) or [])]
-    fired = tuple(one for one in counted if one.id in ids)
+    counted = {one["id"]: one for one in summed(one for run in runs for one in run.header.get(KEY) or [])}
+    if any(run.header.get(KEY) is not None for run in runs):
+        counted = {name: {"id": name} for name in ids} | counted
+    fired = tuple(from_counts(counted[name]) for name in sorted(ids) if name in counted)
     silent = tuple(one.id for one in fired if not one.hits)
     never = bool(ids) and set(silent) == set(ids)
     return Arm(

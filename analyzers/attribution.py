@@ -9,8 +9,9 @@ import numpy as np
 
 from analyzers.arms import Arm, Lost, against
 from analyzers.changes import smallest_p_in_rounds
+from analyzers.economics import own_load
 from analyzers.effects import Effect, change_of
-from analyzers.interactions import Interaction, interaction
+from analyzers.interactions import Interaction, Untold, interactions
 from analyzers.quantities import CYCLE, Quantity, Units, in_rounds, placed, series, units
 from analyzers.statistics import Estimate, Floats, holm, median_estimate
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
@@ -39,7 +40,8 @@ class Attribution:
     """All arms of a campaign against stock; `unit` is what is compared: "round", or "run" or "block" without turns.
 
     `again` is the A/A arm, whose effects are the noise floor; `together` the arm in which all optimizations are on, of
-    those that differ in nothing else. `lost` are the arms that cannot be held against stock.
+    those that differ in nothing else. `untold` are the arms whose interaction cannot be told, `lost` those that cannot
+    be held against stock.
     """
 
     stock: str
@@ -51,6 +53,7 @@ class Attribution:
     together: Arm | None
     optimizations: tuple[Optimization, ...]
     interactions: tuple[Interaction, ...]
+    untold: tuple[Untold, ...] = ()
     lost: tuple[Lost, ...] = ()
 
     def arm(self, name: str) -> Arm | None:
@@ -97,11 +100,7 @@ def attribute(
     plain = [arm for arm in arms if arm.name not in others]
     every = {one for name in runs if name not in others for one in sets.get(name, ())}
     together = next((arm for arm in plain if len(every) > 1 and set(arm.ids) == every), None)
-    joint = [
-        interaction(arm.name, sides[arm.name][0][CYCLE], *(measured[name][CYCLE] for name in (arm.name, *alone)),
-                    enough=all(found[name].enough for name in (arm.name, *alone)))
-        for arm, alone in _joint(plain)
-    ]  # fmt: skip
+    joint, untold = interactions(plain, sides, measured)
     return Attribution(
         stock=stock,
         stock_runs=len(runs[stock]),
@@ -111,7 +110,8 @@ def attribute(
         again=found.get(STOCK_AGAIN),
         together=together,
         optimizations=_optimizations(arms, plain, together, targets, measured),
-        interactions=tuple(one for one in joint if one is not None),
+        interactions=joint,
+        untold=untold,
         lost=lost,
     )
 
@@ -129,7 +129,7 @@ def pair(
     its cycles, as a comparison's table has them.
     """
     before, after = (
-        {key: one for key, one in units(side, blocks=len(side) == 1).items() if not only or key in {CYCLE, *only}}
+        {key: one for key, one in _alone(side).items() if not only or key in {CYCLE, *only}}
         for side in (stock, treated)
     )
     on = [{one.id for run in side for one in switched(run.header)} for side in (stock, treated)]
@@ -140,6 +140,12 @@ def pair(
     again = against(STOCK_AGAIN, stock, (), frozenset(), halves, {}) if len(before[CYCLE]) > 1 else None
     unit = "block" if 1 in (len(stock), len(treated)) else "run"
     return Attribution(names[0], len(stock), (), unit, arms, again, None, (), ())
+
+
+def _alone(side: Sequence[Recording]) -> Units:
+    """The quantities of a side's runs, or of the blocks of its only one, without a load that was measured outside."""
+    blocks = len(side) == 1
+    return units(side, [load for run in side for load in own_load(run, blocks=blocks)], blocks=blocks)
 
 
 def _over_all_cycles(effect: Effect, stock: Sequence[Units], treated: Sequence[Units]) -> Effect:
@@ -241,9 +247,3 @@ def _optimizations(
         )
         for one in dict.fromkeys(one for arm in arms for one in arm.ids)
     )
-
-
-def _joint(arms: Sequence[Arm]) -> list[tuple[Arm, list[str]]]:
-    """Every arm of several optimizations, with the names of the arms in which each of them is alone."""
-    alone = {arm.ids[0]: arm.name for arm in reversed(arms) if len(arm.ids) == 1}
-    return [(arm, [alone[one] for one in arm.ids]) for arm in arms if len(arm.ids) > 1 and set(arm.ids) <= set(alone)]

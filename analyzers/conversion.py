@@ -10,10 +10,12 @@ import numpy as np
 
 from analyzers.changes import Change, change, estimate, middle, middles, resampled
 from analyzers.effects import Effect, level_of_first, resolves
-from analyzers.quantities import BALANCE, CYCLE, Quantity, Units, outermost, total
+from analyzers.quantities import BALANCE, CYCLE, Quantity, Units, Where, outermost, total
 from analyzers.statistics import SIGNIFICANT, Estimate, Floats
 
-Verdict = Literal["converted", "partly", "hidden", "not told", "nothing saved", "never fired", "not enough"]
+Verdict = Literal[
+    "converted", "partly", "hidden", "not told", "sum not told", "nothing saved", "never fired", "not enough"
+]
 Side = Literal["host", "gpu", "elsewhere"]
 WHOLE = 0.9
 """From this part on a saving counts as converted."""
@@ -24,8 +26,8 @@ class Conversion:
     """`saved` is the change of the target spans' sum on `side`, the one on which they saved more, `share` the part of
     it by which the cycle got shorter.
 
-    "not told" is a saving that is smaller than what the cycle's interval can resolve; with "not enough" runs none could
-    be shown. `hidden_by` is who bound the
+    "not told" is a saving that is smaller than what the cycle's interval can resolve, "sum not told" one that is shown
+    of a target span and not of their sum; with "not enough" runs none could be shown. `hidden_by` is who bound the
     cycle instead, where the saving was hidden in part or whole: the host, the GPU, or another process ("elsewhere").
     """
 
@@ -47,14 +49,22 @@ def conversion(
         return Conversion("not enough")
     savings = [_saving(stock, treated, targets, side) for side in ("host", "gpu")]
     level = level_of_first(found, targets)
-    shown = [one for one in savings if one and one.change.p < level and one.change.difference.value < 0]
+    told = [one for one in savings if one and one.change.p < level]
+    shown = [one for one in told if one.change.difference.value < 0]
     if not shown:
-        return Conversion("nothing saved")
+        drowned = _saved_sides(found, targets) - {one.side for one in told}
+        return Conversion("sum not told" if drowned else "nothing saved")
     most = min(shown, key=lambda one: one.change.difference.value)
     share = _share(stock[CYCLE], treated[CYCLE], most.before, most.after)
     verdict = _verdict(cycle.change, most.change, share, shown=cycle.shown)
     hidden = _hidden_by(stock, treated, most.side) if verdict in ("partly", "hidden") else None
     return Conversion(verdict, most.side, most.change, share, hidden)
+
+
+def _saved_sides(found: Sequence[Effect], targets: frozenset[str]) -> set[Where]:
+    """The clocks on which the saving of a target span is shown."""
+    shown = (one.quantity for one in found if one.saved)
+    return {one.where for one in shown if one.name in targets and one.where != "own"}
 
 
 @dataclass(frozen=True)

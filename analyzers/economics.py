@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.per_cycle import STEADY, PerCycle, chosen_cycles, measure, periods
+from analyzers.per_cycle import STEADY, Ints, PerCycle, chosen_cycles, measure, periods
+from analyzers.statistics import blocks_of
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
@@ -67,23 +68,41 @@ class Economics:
 def economics(recording: Recording, baseline: Recording | None = None, kinds: frozenset[Kind] = STEADY) -> Economics:
     """Price the tokens of the cycles of `kinds`; a `baseline` that speculates, or at another batch, is an error."""
     cycle = measure(recording, kinds)
-    batch, accepted, period = _totals(recording, kinds)
-    cycles = int(cycle.chosen.sum())
-    emitted = batch + accepted
-    token = None if period is None or not emitted else period * batch / emitted
+    which = np.flatnonzero(cycle.chosen)
+    batch, accepted, period = _totals(recording, which)
+    emitted, (token, each) = batch + accepted, _waits(recording, which)
     base = None if baseline is None else _baseline_ms(recording, baseline, kinds)
     host, gpu = _drafter(cycle)
     return Economics(
         acceptance=_acceptance(recording, kinds),
         tokens_per_request=emitted / batch if batch else None,
         ms_per_token=token,
-        ms_per_emitted=None if period is None or not emitted else period * cycles / emitted,
-        ms_per_accepted=None if period is None or not accepted else period * cycles / accepted,
+        ms_per_emitted=each,
+        ms_per_accepted=None if period is None or not accepted else period * len(which) / accepted,
         drafter_host_share=host,
         drafter_gpu_share=gpu,
         baseline_ms_per_token=base,
         break_even_length=None if base is None or period is None else period / base,
     )
+
+
+def own_load(recording: Recording, *, blocks: bool = False) -> list[dict[str, float]]:
+    """What the steady cycles say of a load that nobody measured from outside, of all or of each block of them."""
+    which = np.flatnonzero(chosen_cycles(recording, STEADY))
+    found = []
+    for part in np.array_split(which, blocks_of(len(which)) if blocks else 1):
+        token, each = _waits(recording, part)
+        found.append({} if token is None or each is None else {"itl_ms": token, "tokens_per_s": 1e3 / each})
+    return found
+
+
+def _waits(recording: Recording, which: Ints) -> tuple[float | None, float | None]:
+    """What a request waits for a token, and the server's period over the tokens of all its requests, in ms."""
+    batch, accepted, period = _totals(recording, which)
+    emitted = batch + accepted
+    if period is None or not emitted:
+        return None, None
+    return period * batch / emitted, period * len(which) / emitted
 
 
 def _acceptance(recording: Recording, kinds: frozenset[Kind]) -> Acceptance | None:
@@ -106,25 +125,24 @@ def _acceptance(recording: Recording, kinds: frozenset[Kind]) -> Acceptance | No
     )
 
 
-def _totals(recording: Recording, kinds: frozenset[Kind]) -> tuple[int, int, float | None]:
-    """Requests and accepted drafts summed over the chosen cycles, and their median period in ms.
+def _totals(recording: Recording, which: Ints) -> tuple[int, int, float | None]:
+    """Requests and accepted drafts summed over some cycles, given by their indices, and their median period in ms.
 
     Another profiler's trace does not tell what was accepted, so that how many tokens its requests got is not known: 0.
     """
-    chosen = chosen_cycles(recording, kinds)
-    known = periods(recording)[chosen]
+    known = periods(recording)[which]
     known = known[known > 0]
     period = float(np.median(known)) / 1e6 if len(known) else None
     told = not recording.header.get("trace")
-    batch = int(recording.cycles.batch[chosen].sum()) if told else 0
-    return batch, int(recording.cycles.accepted[chosen].sum()), period
+    batch = int(recording.cycles.batch[which].sum()) if told else 0
+    return batch, int(recording.cycles.accepted[which].sum()), period
 
 
 def _baseline_ms(recording: Recording, baseline: Recording, kinds: frozenset[Kind]) -> float:
     """The baseline's steady period: without speculation every request gets one token a cycle."""
     if int(baseline.cycles.drafting.sum()):
         raise SpantraceError("the baseline was recorded with speculation; record the server without a drafter")
-    period = _totals(baseline, STEADY)[2]
+    period = _totals(baseline, np.flatnonzero(chosen_cycles(baseline, STEADY)))[2]
     if period is None:
         raise SpantraceError("the baseline has no steady decode cycle; record it under load")
     sizes = [float(np.median(side.cycles.batch[chosen_cycles(side, STEADY)])) for side in (baseline, recording)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from analyzers.changes import Change, change, smallest_p_in_rounds
 from analyzers.quantities import ACCEPTANCE, BALANCE, CYCLE, Quantity, Units, Where, total, untouched
 from analyzers.statistics import FEWEST_RUNS, SIGNIFICANT, holm, smallest_p
+from spantrace.tables import many
 
 UNTOUCHED = "untouched spans"
 _CLOCKS: tuple[Where, ...] = ("host", "gpu")
@@ -29,6 +30,11 @@ class Effect:
     def shown(self) -> bool:
         """Whether a difference is shown at the 5% level, all tests of the arm together."""
         return self.adjusted is not None and self.adjusted < SIGNIFICANT
+
+    @property
+    def saved(self) -> bool:
+        """Whether it is shown to have become less."""
+        return self.shown and self.change is not None and self.change.difference.value < 0
 
     @property
     def separated(self) -> bool:
@@ -83,12 +89,13 @@ def not_enough(found: Sequence[Effect], targets: frozenset[str]) -> str | None:
         return None
     fewer = min(cycle.units)
     if fewer < FEWEST_RUNS:
-        return f"not enough: {fewer} runs an arm can show nothing, at least {FEWEST_RUNS} are needed"
+        return f"not enough: {many(fewer, 'run')} an arm can show nothing, at least {FEWEST_RUNS} are needed"
     first = _first(found, targets)
     needed = {"the cycle and the target spans": first, "one span among all": len(_tested(found)) - first}
     for what, count in needed.items():
         if not _can_show(cycle, count):
-            return f"not enough: {fewer} runs an arm cannot show {what} ({count} tests), {_enough(cycle, count)} could"
+            runs, tests = many(fewer, "run"), many(count, "test")
+            return f"not enough: {runs} an arm cannot show {what} ({tests}), {_enough(cycle, count)} could"
     return None
 
 
@@ -115,6 +122,11 @@ def _enough(cycle: Change, tests: int) -> int:
     controls = cycle.units[0] // cycle.units[1]
     least = [(n, smallest_p_in_rounds(controls, n) if cycle.rounds else smallest_p(n, n)) for n in range(1, 100)]
     return next(n for n, p in least if n >= FEWEST_RUNS and p * 2 * tests < SIGNIFICANT)
+
+
+def resolves_drift(moved: Effect, tests: int) -> bool:
+    """Whether its runs can show that what an arm does not touch moved, in one of so many tests."""
+    return moved.change is not None and moved.change.least_p * tests < SIGNIFICANT
 
 
 def drift(stock: Units, treated: Units, targets: frozenset[str]) -> tuple[Effect, ...]:

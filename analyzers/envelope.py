@@ -36,10 +36,12 @@ class Range:
 
     @property
     def confirmed(self) -> bool | None:
-        """Whether the final re-run lies in the range, None where it is not known."""
-        if self.final is None or self.final.low is None or self.low is None or self.high is None:
+        """Whether the final re-run's interval and the range have a change in common, None where one is not known."""
+        if self.final is None or self.low is None or self.high is None:
             return None
-        return self.low <= self.final.value <= self.high
+        if self.final.low is None or self.final.high is None:
+            return None
+        return self.final.low <= self.high and self.low <= self.final.high
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Envelope:
 
     @property
     def outside(self) -> tuple[Range, ...]:
-        """Those in which the final re-run lies outside."""
+        """Those in which the final re-run's whole interval lies outside."""
         return tuple(one for one in self.treated if one.confirmed is False)
 
     @property

@@ -23,8 +23,10 @@ from analyzers.arms import Arm, Lost
 from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution
 from analyzers.changes import Change
 from analyzers.gate_language import Check, parse_check
+from analyzers.quantities import ACCEPTANCE
 from analyzers.statistics import FEWEST_RUNS, Estimate
 from spantrace.errors import EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE, SpantraceError
+from spantrace.tables import many
 from spantrace.toml_tables import checked, parse_toml
 
 TOGETHER = "all"
@@ -136,15 +138,13 @@ def _judge(check: Check, arm: Arm | Lost, again: Arm | None) -> tuple[Outcome, s
         return unclear, f"{' and '.join(arm.silent)} never fired"
     change = _change(check, arm)
     if change is None:
-        effect = arm.effect(check.quantity)
-        where = "any arm" if effect is None else "stock" if effect.absent == "stock" else f"arm {arm.name}"
-        return unclear, f"{check.quantity} has no value in {where}"
+        return unclear, _missing(check, arm)
     figure = _figure(check, change)
     if figure is None:
         return unclear, f"{check.quantity} is 0 in a run, so that it has no relative change"
     shown = _quoted(check, figure)
     if figure.low is None or figure.high is None:
-        return unclear, f"{shown}: not enough, {figure.n} runs an arm give no interval, {FEWEST_RUNS} are needed"
+        return unclear, f"{shown}: not enough, {many(figure.n, 'run')} an arm; an interval needs {FEWEST_RUNS}"
     noise = _noise(check, figure, again)
     if not check.allows_base and noise is not None and (width := _width(check, figure)) < noise:
         return unclear, f"{shown}: {_narrow(check, width)} is less than the A/A interval, +-{_written(check, noise)}"
@@ -154,6 +154,15 @@ def _judge(check: Check, arm: Arm | Lost, again: Arm | None) -> tuple[Outcome, s
     if check.fails(figure.low, figure.high):
         return Outcome.FAIL, shown + note
     return unclear, f"{shown}: the interval holds the bound"
+
+
+def _missing(check: Check, arm: Arm) -> str:
+    """Where a quantity has no value, and where one could have come from."""
+    effect = arm.effect(check.quantity)
+    where = "any arm" if effect is None else "stock" if effect.absent == "stock" else f"arm {arm.name}"
+    of_load = check.quantity.where == "run" and check.quantity.name != ACCEPTANCE
+    source = "; it comes from what a campaign's load measures" if of_load else ""
+    return f"{check.quantity} has no value in {where}{source}"
 
 
 def _change(check: Check, arm: Arm) -> Change | None:
@@ -192,10 +201,13 @@ def _narrow(check: Check, width: float) -> str:
 
 
 def _written(check: Check, value: float, signed: bool = False) -> str:
-    sign = "+" if signed else ""
+    sign, unit, scale = "+" if signed else "", "" if check.counted else " ms", 1
+    decimals = 3 if abs(value) < 10 else 1
     if check.figure == "relative":
-        return f"{value:{sign}.{1 if abs(value) >= 0.01 else 2}%}"
-    return f"{value:{sign}.{3 if abs(value) < 10 else 1}f}{'' if check.counted else ' ms'}"
+        unit, scale, decimals = "%", 100, 1 if abs(value) >= 0.01 else 2
+    shown = value * scale
+    least = shown and abs(shown) < 10**-decimals / 2  # a bound may be so small: not 0.00% for 0.001%
+    return f"{shown:{sign}.1g}{unit}" if least else f"{shown:{sign}.{decimals}f}{unit}"
 
 
 def _quoted(check: Check, figure: Estimate) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analyzers.arms import Arm
 from analyzers.changes import estimate, middle, middles, resampled
+from analyzers.quantities import CYCLE, Units
 from analyzers.statistics import FEWEST_RUNS, Estimate, Floats
 
 
@@ -14,7 +17,8 @@ from analyzers.statistics import FEWEST_RUNS, Estimate, Floats
 class Interaction:
     """What an arm saves of the cycle less the sum of what its optimizations save alone, in ms and as a part of stock's.
 
-    Below 0 they save less together than apart: they overlap. `enough` is whether there are rounds enough to show it.
+    Below 0 they save less together than apart: they overlap. `enough` is whether there are rounds enough to show it;
+    `left_out` never fired in the arm, and are not in the sum.
     """
 
     arm: str
@@ -23,11 +27,42 @@ class Interaction:
     interaction: Estimate
     relative: Estimate
     enough: bool
+    left_out: tuple[str, ...] = ()
 
     @property
     def shown(self) -> bool:
         """Whether there are rounds enough, and the interval leaves 0 out."""
         return self.enough and self.interaction.excludes_zero
+
+
+@dataclass(frozen=True)
+class Untold:
+    """An arm whose optimizations cannot be held against each alone, because these never fired in it, or not alone."""
+
+    arm: str
+    silent: tuple[str, ...]
+
+
+def interactions(
+    arms: Sequence[Arm], sides: Mapping[str, tuple[Units, Units]], measured: Mapping[str, Units]
+) -> tuple[tuple[Interaction, ...], tuple[Untold, ...]]:
+    """Of every arm of several optimizations with an arm for each of those that fired in it; and what is not told."""
+    alone = {arm.ids[0]: arm for arm in reversed(arms) if len(arm.ids) == 1}
+    found, untold = [], []
+    for arm in arms:
+        acting = [one for one in arm.ids if one not in arm.silent]
+        if len(arm.ids) < 2 or not set(acting) <= set(alone):
+            continue
+        others = [alone[one] for one in acting]
+        idle = tuple(one.ids[0] for one in others if one.never_fired)
+        if len(acting) < 2 or idle:
+            untold.append(Untold(arm.name, (*arm.silent, *idle)))
+            continue
+        enough, names = all(one.enough for one in (arm, *others)), [arm.name, *(one.name for one in others)]
+        cycles = [measured[name][CYCLE] for name in names]
+        one = interaction(arm.name, sides[arm.name][0][CYCLE], *cycles, enough=enough)
+        found += [replace(one, left_out=arm.silent)] if one is not None else []
+    return tuple(found), tuple(untold)
 
 
 def interaction(arm: str, stock: Floats, joint: Floats, *alone: Floats, enough: bool) -> Interaction | None:

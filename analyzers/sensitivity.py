@@ -26,19 +26,20 @@ FEWEST_CYCLES = 10
 """Cycles without which a window has no median worth anything."""
 NEAR = 0.1
 """An interval that comes this near to 1 or to 0 is counted as reaching it."""
-_HALF = 0.5
+FAR = 0.2
+"""An interval that goes further from 1 or from 0 than this, towards the other, holds slopes that are partly hidden."""
 
 
 class Path(Enum):
     """Where a span lies in the cycle."""
 
     CRITICAL = "critical path"
-    """The cycle gets longer by about as much as the span does."""
+    """The cycle gets longer by about as much as the span does, or by more: a delay leaves caches cold."""
     PARTLY = "partly hidden"
     HIDDEN = "hidden"
     """The cycle does not get longer."""
     UNCLEAR = "unclear"
-    """The interval is too wide to tell."""
+    """The interval holds more than one of these."""
     NOT_ENOUGH = "not enough blocks"
     NOT_ENTERED = "never entered"
 
@@ -121,8 +122,8 @@ def _mean(values: Floats) -> Estimate | None:
 def _path(slope: Estimate) -> Path:
     assert slope.low is not None
     assert slope.high is not None
-    if slope.low > _HALF and slope.high >= 1 - NEAR:
+    if slope.low >= 1 - FAR and slope.high >= 1 - NEAR:
         return Path.CRITICAL
-    if slope.high < _HALF and slope.low <= NEAR:
+    if slope.high <= FAR and slope.low <= NEAR:
         return Path.HIDDEN
     return Path.PARTLY if slope.low > NEAR and slope.high < 1 - NEAR else Path.UNCLEAR

@@ -78,13 +78,17 @@ def present(values: Floats) -> Floats:
     return np.asarray(values[~np.isnan(values)])
 
 
+def blocks_of(values: int) -> int:
+    """How many blocks so many values make: up to 20 of at least 10 each."""
+    return int(np.clip(values // SHORTEST_BLOCK, 1, BLOCKS))
+
+
 def block_medians(values: Floats) -> Floats:
-    """Medians of up to 20 contiguous blocks of at least 10 values each; NaN is left out first."""
+    """Medians of contiguous blocks; NaN is left out first."""
     values = present(values)
     if not len(values):
         return values
-    count = int(np.clip(len(values) // SHORTEST_BLOCK, 1, BLOCKS))
-    return np.array([np.median(block) for block in np.array_split(values, count)])
+    return np.array([np.median(block) for block in np.array_split(values, blocks_of(len(values)))])
 
 
 def median_estimate(values: Floats) -> Estimate | None:

@@ -13,6 +13,7 @@ from spantrace.ranks import counts_by_rank, ranks
 from spantrace.recording import Recording
 from spantrace.spans import Kind, Track
 from spantrace.switched import switched
+from spantrace.tables import many
 
 COST_BUDGET = 0.015
 """Own cost above this share of the period spoils the figures."""
@@ -200,7 +201,7 @@ def _surroundings(recording: Recording) -> list[Doubt]:
     found = [Doubt(str(note)) for note in recording.header.get("notes") or []]
     others = (recording.header.get("gpu") or {}).get("other_processes") or []
     if others:
-        found.append(Doubt(f"{len(others)} other process{'es' * (len(others) > 1)} used the GPU"))
+        found.append(Doubt(f"{many(len(others), 'other process', 'other processes')} used the GPU"))
     found += [Doubt(one.warning) for one in switched(recording.header) if one.warning]
     everywhere = set(ranks(recording.header))
     for name, counted in counts_by_rank(recording.header).items():

@@ -42,6 +42,11 @@ def probability(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
+def many(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: 1 run, 2 runs, 1,000 runs; `plural` where that is no "s" more."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def percent(value: float) -> str:
     """A share as whole percent: 0.38 is 38%."""
     return f"{value:.0%}"

@@ -43,7 +43,8 @@ def campaign(
 ) -> dict[str, list[Recording]]:
     """Each arm's windows, in ABBA or one arm after the other; `arms` give the spans in which they differ from stock.
 
-    `on` are the optimizations that the headers of an arm count, with so many `hits` in each window.
+    `on` are the optimizations that the headers of an arm count, with so many `hits` in each window; they count none
+    where it is not given.
     """
     names, random = list(arms), np.random.default_rng(seed)
     order = turns(len(names), windows, ABBA)
@@ -58,7 +59,9 @@ def campaign(
                 cycles=cycles,
                 seed=int(random.integers(2**31)),
                 slowness=slowness[number * cycles : (number + 1) * cycles],
-                optimizations=[counts(one, (hits or {}).get(one, 100)) for one in (on or {}).get(name, ())],
+                optimizations=None
+                if on is None
+                else [counts(one, (hits or {}).get(one, 100)) for one in on.get(name, ())],
             )
         )
     return runs

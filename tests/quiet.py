@@ -14,9 +14,10 @@ class Blurred(Exception):
 
 
 def judged(measure: Callable[[], None]) -> None:
-    """Call `measure`, which asserts, until it holds; fail where it does not in two of three times.
+    """Call `measure`, which asserts, up to three times: an attempt that holds passes, two wrong ones fail.
 
-    It raises `Blurred` where its own intervals are too wide to judge by; after two of these the test is skipped.
+    It raises `Blurred` where its own intervals are too wide to judge by. Two of these skip the test, or fail it where
+    the other attempt was wrong.
     """
     wrong: list[AssertionError] = []
     blurs: list[Blurred] = []
@@ -27,8 +28,11 @@ def judged(measure: Callable[[], None]) -> None:
             wrong.append(error)
         except Blurred as blurred:
             blurs.append(blurred)
-            if len(blurs) > 1:
-                break
-    if len(wrong) > 1:
-        raise wrong[-1]
+        if len(wrong) > 1:
+            raise wrong[-1]
+        if len(blurs) > 1 and not wrong:
+            break
+    if wrong:
+        blurred = "; ".join(map(str, blurs))
+        raise AssertionError(f"one attempt was wrong: {wrong[0]}; the others were blurred: {blurred}") from wrong[0]
     pytest.skip(f"this machine has too much other work to measure on: {blurs[-1]}")

@@ -15,11 +15,13 @@ from recordings import NEMOTRON_HOST, make_recording
 from rich.console import Console
 
 from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution, attribute
+from analyzers.economics import own_load
 from analyzers.gates import judge, parse
 from spantrace.cli.attributing import attribution_document
 from spantrace.cli.main import run
 from spantrace.cli.plotting import check_picture, plot
 from spantrace.errors import SpantraceError
+from spantrace.loading import load
 from spantrace.recording import Recording
 from spantrace.tables import Document, markdown, to_csv, to_json
 from spantrace.terminal import lines, show
@@ -135,6 +137,34 @@ def test_too_few_runs_are_the_verdict(runs: dict[str, list[Recording]]) -> None:
     assert "at least 4 are needed" in shown
 
 
+def test_too_few_runs_are_told_of_their_arm_and_in_one_number(runs: dict[str, list[Recording]]) -> None:
+    targets = {"faster": (METADATA,), "other": (METADATA,)}
+    sets = {name: frozenset(on) for name, on in SETS.items() if name != "idle"}
+    few = {name: some[:1] if name == "faster" else some[:4] for name, some in runs.items() if name != "idle"}
+    facts = {fact.label: fact.parts for fact in attribution_document(attribute(few, sets, targets)).facts}
+    assert facts["not enough"] == (
+        "faster: 1 run an arm can show nothing, at least 4 are needed",
+        "other, all: 4 runs an arm cannot show the cycle and the target spans (2 tests), 5 could",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        (2, ("not enough: the runs of stock again, faster can show none (4 tests)",)),
+        (6, ("none shown in the spans that an arm does not touch (4 tests)",
+             "not enough: the runs of stock again can show none (4 tests)")),
+        (8, ("none shown in the spans that an arm does not touch (4 tests)",)),
+    ],
+)  # fmt: skip
+def test_runs_that_can_show_no_drift_are_not_said_to_show_none(
+    runs: dict[str, list[Recording]], rounds: int, said: tuple[str, ...]
+) -> None:
+    some = {name: runs[name][:rounds] for name in (STOCK, STOCK_AGAIN, "faster")}
+    found = attribute(some, {"faster": frozenset({"faster"})}, {"faster": (METADATA,)})
+    assert {fact.label: fact.parts for fact in attribution_document(found).facts}["drift"] == said
+
+
 def test_too_few_runs_claim_nothing(runs: dict[str, list[Recording]]) -> None:
     sets = {name: frozenset(on) for name, on in SETS.items()} | {"idle": frozenset({"faster", "idle"})}
     targets = {"faster": (METADATA,), "other": (METADATA,)}
@@ -212,8 +242,10 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
     ("gates", "code", "word"),
     [
         ("gates = ['cycle < -20%', 'target.metadata.host <= 1.60 ms']", 0, "PASS"),
+        ("gates = ['itl < -20%', 'tokens_per_s > 20%']", 0, "PASS"),
+        ("gates = ['itl < -90%']", 1, "FAIL"),
         ("gates = ['cycle < -20%', 'cycle < -90%']", 1, "FAIL"),
-        ("gates = ['cycle < -20%', 'itl < -4%']", 3, "INCONCLUSIVE"),
+        ("gates = ['cycle < -20%', 'ttft < -4%']", 3, "INCONCLUSIVE"),
     ],
 )
 def test_compare_judges_gates(
@@ -228,6 +260,24 @@ def test_compare_judges_gates(
     data = json.loads(capsys.readouterr().out)
     assert data["gates"][-1]["outcome"] == word.lower()
     assert len(data["gates_sha256"]) == 64
+
+
+def test_compare_tells_inter_token_latency_as_ab_does_and_the_first_token_not_at_all(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "gates.toml").write_text("gates = ['itl < 100 ms', 'tokens_per_s > 1', 'ttft < 100 ms']")
+    folders = [tmp_path / side.stem for side in sides]
+    for folder, side in zip(folders, sides, strict=True):
+        folder.mkdir()
+        for number in range(4):
+            (folder / f"{number}.spantrace").write_bytes(side.read_bytes())
+    known = own_load(load(sides[1]))[0]
+    for names in (sides, folders):
+        assert run(["compare", *map(str, names), "--gate", str(tmp_path / "gates.toml"), "--format", "json"]) == 3
+        itl, rate, first = (gate["reason"] for gate in json.loads(capsys.readouterr().out)["gates"])
+        assert float(itl.split()[0]) == pytest.approx(known["itl_ms"], rel=0.02)
+        assert float(rate.split()[0]) == pytest.approx(known["tokens_per_s"], rel=0.02)
+        assert first == "ttft_ms has no value in any arm; it comes from what a campaign's load measures"
 
 
 def test_the_value_of_a_gate_is_the_value_of_the_table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,8 +43,13 @@ def measured(
     failed: Mapping[str, range] | None = None,
     hits: int = 100,
     seed: int = 1,
+    codes: Mapping[str, str] | None = None,
+    others: float = 0.0,
 ) -> Store:
-    """A campaign whose arms do such work; the `failed` windows of an arm, from 0, gave no recording."""
+    """A campaign of equal arms; the `failed` windows of an arm, from 0, gave no recording.
+
+    `codes` are those of arms that did not run `CODE`; other processes used `others` of the CPUs.
+    """
     arms = {arm.name: {} for arm in plan.arms}
     on = {arm.name: arm.on for arm in plan.arms}
     runs = campaign(arms, windows=plan.repeats, cycles=20, drift=0.4, seed=seed, on=on, hits={QUERY: hits})
@@ -56,10 +62,11 @@ def measured(
             if turn in (failed or {}).get(window.arm.name, ()):
                 store.failed(window, "planted")
             else:
-                about = {"plan": plan.hash, "arm": window.arm.name, "window": window.number, "code": CODE}
+                code = (codes or {}).get(window.arm.name, CODE)
+                about = {"plan": plan.hash, "arm": window.arm.name, "window": window.number, "code": code}
                 recording.header["campaign"] = about
                 recording.save(store.path(window))
-                result = {"code": CODE, "cycles": 20, "seconds": 1.0, "others": 0.0, "load": {}, "notes": []}
+                result = {"code": code, "cycles": 20, "seconds": 1.0, "others": others, "load": {}, "notes": []}
                 store.finished(window, result)
     return store
 
@@ -149,6 +156,71 @@ def test_one_campaign_twice_confirms_nothing(tmp_path: Path, capsys: Captured) -
         assert "is the same campaign twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--with", "--final"])
+def test_a_copy_of_a_campaign_is_not_another_day(option: str, tmp_path: Path, capsys: Captured) -> None:
+    one, copy = measured(tmp_path / "one", plan_of(repeats=2)).directory, tmp_path / "copy"
+    shutil.copytree(one, copy)
+    (copy / "001-stock.spantrace").unlink()
+    assert run(["ab", str(one), "--so-far", option, str(copy)]) == EXIT_BAD_INPUT
+    why = f"{copy} holds the same recordings as {one}, which confirms nothing; name another campaign"
+    assert capsys.readouterr() == ("", f"spantrace: {why}\n")
+
+
+def combined(capsys: Captured, *days: Path, final: Path | None = None) -> tuple[list[str], str]:
+    """What to doubt in campaigns that are combined, and all that is printed of them, in one line."""
+    first, *others = map(str, days)
+    asked = ["ab", first, "--so-far", *(word for one in others for word in ("--with", one))]
+    asked += ["--final", str(final)] if final else []
+    run([*asked, "--format", "json"])
+    doubts = json.loads(capsys.readouterr().out)["doubts"]
+    run(asked)
+    return doubts, " ".join(capsys.readouterr().out.split())
+
+
+def test_code_that_is_not_that_of_every_day_is_a_doubt_and_each_column_says_its_own(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    plan = plan_of(repeats=2)
+    one, two, changed, final = (
+        measured(tmp_path / name, plan, seed=seed, codes={QUERY: code}).directory
+        for seed, (name, code) in enumerate({"1": CODE, "2": CODE, "3": "abcdef12", "f": "fedcba98"}.items())
+    )
+    doubts, printed = combined(capsys, one, two)
+    assert (doubts, f"code every campaign: stock 000000, stock again 000000, {QUERY} 000000 " in printed) == ([], True)
+    doubts, printed = combined(capsys, one, changed)
+    assert doubts == [f"not all days ran the same code in {QUERY}"]
+    assert f"day 1: stock 000000, stock again 000000, {QUERY} 000000" in printed
+    assert f"day 2: stock 000000, stock again 000000, {QUERY} abcdef" in printed
+    doubts, printed = combined(capsys, one, two, final=final)
+    assert doubts == []
+    assert f"final: stock 000000, stock again 000000, {QUERY} fedcba" in printed
+
+
+def test_what_each_campaign_went_through_is_told_of_all_together(tmp_path: Path, capsys: Captured) -> None:
+    plan = plan_of(repeats=2)
+    one = measured(tmp_path / "one", plan, hits=0).directory
+    two = measured(tmp_path / "two", plan, seed=2, failed={QUERY: range(1)}, others=0.5).directory
+    _, printed = combined(capsys, one, two)
+    assert f"hits day 1: {QUERY} 0 hits, 60 fallbacks" in printed
+    assert f"NEVER FIRED day 1: {QUERY} was on and never fired" in printed
+    assert "contended day 2: 2 of 2 runs of stock" in printed
+    assert f"1 of 1 run of {QUERY}" in printed
+    assert f"failed day 2: 1 try | window 3 ({QUERY}): planted" in printed
+    assert "missing day 2: 1 of 6 windows" in printed
+    run(["ab", str(one), "--with", str(two), "--so-far", "--format", "json"])
+    data = json.loads(capsys.readouterr().out)["members"]
+    assert [len(data[str(day)]["failures"]) for day in (one, two)] == [0, 1]
+    assert data[str(two)]["stock_contended"] == [0, 1]
+    assert data[str(one)]["arms"][1]["silent"] == [QUERY]
+
+
+def test_a_final_re_run_alone_is_held_against_one_campaign(tmp_path: Path, capsys: Captured) -> None:
+    one, two = (measured(tmp_path / str(seed), plan_of(repeats=2), seed=seed).directory for seed in (1, 2))
+    _, printed = combined(capsys, one, final=two)
+    assert printed.startswith("1 campaign | final re-run ")
+    assert f"final is {two}" in printed
+
+
 def test_a_campaign_without_stock_is_not_waited_for(tmp_path: Path, capsys: Captured) -> None:
     plan = plan_of(repeats=2)
     other = measured(tmp_path / "other", plan, failed={STOCK: range(2), STOCK_AGAIN: range(2)}).directory
@@ -170,7 +242,7 @@ def test_a_plan_that_differs_beyond_its_repeats_is_a_doubt(tmp_path: Path, capsy
 
 
 def test_campaigns_of_too_few_rounds_are_not_known_to_agree(tmp_path: Path, capsys: Captured) -> None:
-    one, two = (measured(tmp_path / name, plan_of(repeats=2)).directory for name in ("one", "two"))
+    one, two = (measured(tmp_path / str(seed), plan_of(repeats=2), seed=seed).directory for seed in (1, 2))
     for option in ("--with", "--final"):
         assert run(["ab", str(one), option, str(two)]) == EXIT_NOT_COMPARABLE
         assert "NOT KNOWN" in capsys.readouterr().out
@@ -178,7 +250,7 @@ def test_campaigns_of_too_few_rounds_are_not_known_to_agree(tmp_path: Path, caps
 
 def test_the_gates_of_combined_campaigns_are_printed_and_decide(tmp_path: Path, capsys: Captured) -> None:
     plan = plan_of(gates="gates = ['cycle < 0.001 ms']")
-    one, two = (measured(tmp_path / name, plan, seed=7).directory for name in ("one", "two"))
+    one, two = (measured(tmp_path / str(seed), plan, seed=seed).directory for seed in (7, 8))
     assert run(["ab", str(one), "--with", str(two)]) == EXIT_GATE_FAILED
     assert "FAIL  cycle < 0.001 ms" in capsys.readouterr().out
 

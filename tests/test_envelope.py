@@ -11,6 +11,7 @@ from recordings import NEMOTRON_HOST
 from analyzers.attribution import STOCK, STOCK_AGAIN, Attribution, attribute
 from analyzers.envelope import Range, envelope
 from analyzers.quantities import CYCLE, Quantity
+from analyzers.statistics import Estimate
 from spantrace.cli.combining import envelope_document
 from spantrace.errors import SpantraceError
 from spantrace.tables import markdown
@@ -54,10 +55,33 @@ def test_days_that_differ_are_told() -> None:
 
 def test_the_final_re_run_has_a_column_of_its_own() -> None:
     text = markdown(envelope_document(envelope({"one": day(1), "two": day(2), "final": day(4)}, "final")))
-    assert "| arm | one | two | envelope | final | remark |" in text
+    assert "| arm | one | two | envelope | final | final 95% | remark |" in text
     assert text.startswith("**CONFIRMED.**")
     outside = markdown(envelope_document(envelope({"one": day(1), "final": day(4, saved_ms=2.0)}, "final")))
-    assert outside.startswith("**NOT CONFIRMED.** The final re-run lies outside the envelope in cycle of fix")
+    assert outside.startswith(
+        "**NOT CONFIRMED.** The final re-run's interval lies outside the envelope in cycle of fix"
+    )
+    other = envelope_document(envelope({"one": day(1), "d2": day(4)}, "d2"))
+    assert "| arm | one | envelope | final | final 95% | remark |" in markdown(other)
+    row = other.table.rows[0].cells
+    assert row["final_range"] == f"{row['final_low']:+.1%} .. {row['final_high']:+.1%}"
+    assert "final is d2" in markdown(other)
+
+
+@pytest.mark.parametrize(
+    ("final", "confirmed"),
+    [
+        (Estimate(-0.05, -0.09, -0.01, 8), True),
+        (Estimate(-0.05, -0.07, -0.03, 8), False),
+        (Estimate(-0.14, -0.16, -0.125, 8), False),
+        (Estimate(-0.10, None, None, 2), None),
+    ],
+)
+def test_a_final_re_run_is_confirmed_where_its_interval_and_the_envelope_overlap(
+    final: Estimate, confirmed: bool | None
+) -> None:
+    day = Estimate(-0.10, -0.12, -0.08, 8)
+    assert Range("fix", CYCLE, (day,), day.low, day.high, final).confirmed is confirmed
 
 
 def test_what_is_not_known_is_neither_confirmed_nor_agreed() -> None:

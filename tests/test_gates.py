@@ -18,7 +18,7 @@ PASS, FAIL, UNCLEAR = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
 def found() -> Attribution:
     """A fix that takes target.metadata from 2.75 ms to 0.25, the cycle from 7.2 to 4.7, and caches 528 tokens more."""
     arms = {STOCK: {}, STOCK_AGAIN: {}, "fix": {METADATA: 0.25}, "idle": {}, "same": {}, "dead": {}}
-    runs = campaign(arms, on={"fix": ("fix",), "idle": ("idle",)}, hits={"fix": 9, "idle": 0}, kernels=None)
+    runs = campaign(arms, on={name: (name,) for name in ("fix", "idle", "same")}, hits={"idle": 0}, kernels=None)
     cached = {name: [{"cached_tokens": 1000.0 + 528 * (name == "fix")}] * 8 for name in arms if name != "dead"}
     sets = {name: frozenset({name}) for name in ("fix", "idle", "same", "dead")}
     return attribute({**runs, "dead": []}, sets, {"fix": (METADATA,)}, cached)
@@ -67,6 +67,18 @@ def test_a_gate_narrower_than_the_noise_is_inconclusive(found: Attribution) -> N
     assert outcome(found, "sample.host == base +- 0.01%")[0] is UNCLEAR
 
 
+def test_a_small_change_is_not_written_as_none(found: Attribution) -> None:
+    assert "the change asked for, 0.001%, is less than" in outcome(found, "cycle < -0.001%")[1]
+    assert "the change asked for, 0.0001 ms, is less than" in outcome(found, "cycle < base - 0.1 us")[1]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_so_few_runs_are_counted_in_the_right_number(runs: int) -> None:
+    some = {name: windows[:runs] for name, windows in campaign({STOCK: {}, "fix": {METADATA: 0.25}}, cycles=20).items()}
+    (one,) = judge(parse("gates = ['cycle < -4%']"), attribute(some, {"fix": frozenset({"fix"})}, {}))
+    assert one.reason.endswith(f": not enough, {'1 run' if runs == 1 else '3 runs'} an arm; an interval needs 4")
+
+
 @pytest.mark.parametrize("check", ["cycle <= base", "cycle < 0%", "cycle >= 100% of base"])
 def test_equal_code_neither_passes_nor_fails_a_bound_at_base(found: Attribution, check: str) -> None:
     what, reason = outcome(found, check, "same")
@@ -93,7 +105,7 @@ def test_an_interval_that_holds_the_bound_is_inconclusive(found: Attribution) ->
     ("check", "arm", "reason"),
     [
         ("cycle < -4%", "idle", "idle never fired"),
-        ("itl < -4%", "fix", "itl_ms has no value in any arm"),
+        ("itl < -4%", "fix", "itl_ms has no value in any arm; it comes from what a campaign's load measures"),
         ("target.forward.gpu < -4%", "fix", "has no value"),
         ("cycle < -4%", "dead", "dead has no recording"),
     ],

@@ -20,8 +20,8 @@ from spantrace.campaign.parsing import parse, read
 from spantrace.campaign.plan import AGAIN, ALL, STOCK, Plan
 from spantrace.campaign.server import RunningServer
 from spantrace.campaign.store import Store
-from spantrace.cli.campaigns import _restored
 from spantrace.cli.main import run
+from spantrace.cli.measuring import restored
 from spantrace.errors import EXIT_BAD_INPUT, SpantraceError
 from spantrace.vllm_adapter import choice, launch, live, servers
 from spantrace.vllm_adapter.live import Outcome
@@ -266,7 +266,7 @@ def test_a_running_server_is_tried_in_every_arm(asked: list[Any], tmp_path: Path
 def test_a_campaign_says_whether_stock_was_without_the_fix(hits: int | None) -> None:
     on = {} if hits is None else {STOCK: (STOCK_ID,), AGAIN: (STOCK_ID,)}
     made = campaign({STOCK: {}, AGAIN: {}, FIX: {}}, windows=2, cycles=20, on=on, hits={STOCK_ID: hits or 0})
-    facts = _restored(plan(f'{SERVE}restore = ["{FIX}"]'), defaultdict(list, made))
+    facts = restored(plan(f'{SERVE}restore = ["{FIX}"]'), defaultdict(list, made))
     labels = [fact.label for fact in facts]
     if hits:
         assert labels == ["restored"]
@@ -275,4 +275,4 @@ def test_a_campaign_says_whether_stock_was_without_the_fix(hits: int | None) -> 
         assert labels == ["restored", "NEVER FIRED"]
         why = "no call reached it" if hits is None else "never fired: 60 calls fell back"
         assert f"stock: {STOCK_ID} was on and {why}" in facts[1].parts[0]
-    assert _restored(plan(f'{SERVE}optimize = ["{OTHER}"]'), defaultdict(list, made)) == []
+    assert restored(plan(f'{SERVE}optimize = ["{OTHER}"]'), defaultdict(list, made)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,13 @@ NS, CYCLES = 200_000, 40
 Captured = pytest.CaptureFixture[str]
 
 
-def made(slopes: dict[str, float], blocks: int = 8, drift: float = 0.0, noise_ns: float = 20_000.0) -> Recording:
-    """A recording with windows of 6 ms cycles: of a delay of a span they take over `slopes[span]`; `drift` a cycle."""
+def made(
+    slopes: Mapping[str, float | Sequence[float]], blocks: int = 8, drift: float = 0.0, noise_ns: float = 20_000.0
+) -> Recording:
+    """A recording with windows of 6 ms cycles: of a delay of a span they take over `slopes[span]`; `drift` a cycle.
+
+    A span's slope may be one for each block.
+    """
     random, size = np.random.default_rng(0), 2 * CYCLES * blocks * len(slopes)
     period = 6e6 + drift * np.arange(size) + random.normal(0, noise_ns, size)
     windows: list[dict[str, Any]] = []
@@ -35,7 +41,7 @@ def made(slopes: dict[str, float], blocks: int = 8, drift: float = 0.0, noise_ns
         for span, slope in slopes.items():
             for delayed in (block % 2 == 1, block % 2 == 0):
                 kind[at : at + CYCLES] = Kind.DELAYED if delayed else Kind.STEADY
-                period[at : at + CYCLES] += slope * NS * delayed
+                period[at : at + CYCLES] += np.broadcast_to(slope, blocks)[block] * NS * delayed
                 held = {"cycles": CYCLES + 1, "times": CYCLES, "ns": NS * CYCLES, "refused": 0}
                 windows.append({"span": span, "track": "host", "ns": NS * delayed, "block": block, "at": at})
                 windows[-1]["held"] = [held] if delayed else []
@@ -77,6 +83,27 @@ def test_a_drift_larger_than_the_delay_does_not_pass_for_an_effect() -> None:
 def test_noise_that_hides_the_effect_is_said_to() -> None:
     (found,) = sensitivity(made({"schedule": 1.0}, noise_ns=3e6))
     assert found.path is Place.UNCLEAR
+
+
+@pytest.mark.parametrize(
+    ("slopes", "place"),
+    [
+        ((0.9, 1.0, 1.6, 1.7), Place.UNCLEAR),
+        ((0.86, 0.94, 0.84, 0.96), Place.CRITICAL),
+        ((1.5, 2.5, 3.5, 2.5), Place.CRITICAL),
+        ((0.6, 0.9, 0.7, 0.8), Place.UNCLEAR),
+        ((0.1, -0.1, 0.05, -0.05), Place.HIDDEN),
+        ((0.3, -0.1, 0.0, 0.2), Place.UNCLEAR),
+        ((0.2, 0.3, 0.2, 0.3), Place.PARTLY),
+    ],
+)
+def test_an_interval_that_also_holds_slopes_of_another_place_tells_none(
+    slopes: tuple[float, ...], place: Place
+) -> None:
+    (found,) = sensitivity(made({"schedule": slopes}, blocks=len(slopes), noise_ns=0.0))
+    assert found.slope is not None
+    assert found.slope.value == pytest.approx(np.mean(slopes), abs=0.01)
+    assert found.path is place, found.slope
 
 
 def test_too_few_blocks_and_a_span_that_was_never_entered_have_no_slope() -> None:
@@ -129,6 +156,19 @@ def test_a_recording_without_delays_is_told_apart(tmp_path: Path, capsys: Captur
     assert capsys.readouterr().err.startswith("spantrace: no span was delayed in a.spantrace; ")
     assert run(["report", str(path)]) == 0
     assert "on purpose" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--span", "schedule"), ("--blocks", "4"), ("--batch", "2"), ("--output", "b.spantrace")]
+)
+def test_a_recording_takes_no_options_of_how_to_record(
+    option: str, value: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "a.spantrace"
+    made({"schedule": 1.0}).save(path)
+    assert run(["sensitivity", str(path), option, value]) == 2
+    why = f"{option} says how to record, and {path} is recorded already; leave it out"
+    assert capsys.readouterr() == ("", f"spantrace: {why}\n")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from analyzers.effects import Effect
 from analyzers.quantities import ACCEPTANCE, CYCLE, Quantity
 from spantrace.cli import saved
 from spantrace.cli.gating import gate_data, gate_facts
-from spantrace.tables import Cell, Column, Document, Headline, Row, Table, number, probability, signed_percent
+from spantrace.tables import Cell, Column, Document, Headline, Row, Table, many, number, probability, signed_percent
 
 if TYPE_CHECKING:
     from analyzers.gates import Judged
@@ -55,10 +55,10 @@ def label(quantity: Quantity) -> str:
 
 def _heading(found: Attribution) -> tuple[str, ...]:
     counts = {arm.runs for arm in found.arms} | {found.stock_runs} | ({0} if found.lost else set())
-    size = f"{counts.pop()} runs each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs each"
+    size = many(counts.pop(), "run") if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs"
     return (
-        f"{len(found.arms) + len(found.lost) + 1} arms",
-        size,
+        many(len(found.arms) + len(found.lost) + 1, "arm"),
+        f"{size} each",
         *([_noise(found.again)] if found.again else ["no A/A arm"]),
     )
 
@@ -202,5 +202,6 @@ def _data(found: Attribution, judged: Sequence[Judged]) -> dict[str, Any]:
             for one in found.optimizations
         ],
         "interactions": found.interactions,
+        "interactions_untold": found.untold,
         "gates": gate_data(judged),
     }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,13 +12,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from analyzers.attribution import Attribution
-    from analyzers.gates import Judged
+    from analyzers.gates import Gates, Judged
     from spantrace.campaign.plan import Plan
     from spantrace.campaign.store import Store
     from spantrace.cli.finished import Runs
-    from spantrace.tables import Document, Fact
-
-_FAILURES_SHOWN = 3
+    from spantrace.tables import Document
+_OF_A_LOAD = frozenset({"ttft_ms", "latency_ms", "cached_tokens"})
+"""What only the load on a server shows."""
 
 
 def check_gates(plan: Plan) -> None:
@@ -27,7 +26,22 @@ def check_gates(plan: Plan) -> None:
     if plan.gates:
         from analyzers.gates import check_arms, parse
 
-        check_arms(parse(plan.gates), [arm.name for arm in plan.arms])
+        gates = parse(plan.gates)
+        check_arms(gates, [arm.name for arm in plan.arms])
+        _refuse_unmeasured(gates, plan.target)
+
+
+def _refuse_unmeasured(gates: Gates, target: str) -> None:
+    """SpantraceError for a gate on what no window of the target can give."""
+    from spantrace.campaign.plan import BUILT_IN
+    from spantrace.errors import SpantraceError
+
+    if target != BUILT_IN:
+        return
+    for gate in gates.gates:
+        if gate.check.quantity.name in _OF_A_LOAD:
+            what = gate.check.quantity.name.removesuffix("_ms")
+            raise SpantraceError(f"gate {gate.text!r} cannot be judged: the built-in cycle has no {what}, a server has")
 
 
 def check_results(store: Store, picture: Path | None, others: Sequence[Path], final: Path | None) -> None:
@@ -60,8 +74,8 @@ def show(store: Store, form: str, picture: Path | None, others: Sequence[Path], 
     if others or final:
         from spantrace.cli.combining import combined, combined_document
 
-        together, doubts = combined(store, found, others, final)
-        document = combined_document(together, doubts, judged)
+        together, about = combined(store, (found, runs), others, final)
+        document = combined_document(together, about, judged)
         codes.add(together.exit_code)
     else:
         document = _document(store, found, judged, runs)
@@ -98,75 +112,9 @@ def _judged(store: Store, found: Attribution) -> tuple[Judged, ...]:
 
 def _document(store: Store, found: Attribution, judged: tuple[Judged, ...], runs: Runs) -> Document:
     """The attribution with the campaign's own facts."""
+    from spantrace.cli import measuring
     from spantrace.cli.attributing import attribution_document
 
     document = attribution_document(found, judged)
-    data = {**document.data, "campaign": _data(store)}
-    return replace(document, facts=(*document.facts, *_restored(store.plan, runs), *_facts(store)), data=data)
-
-
-def _restored(plan: Plan, runs: Runs) -> list[Fact]:
-    """How often stock was without the fixes that the plan restores, and which of them it was never without."""
-    from optimized.optimization import STOCK_OF
-    from spantrace.cli.fired import counted
-    from spantrace.switched import KEY, Switched, from_counts, summed
-    from spantrace.tables import Fact
-
-    stock = plan.arms[0].name
-    counts = summed(one for run in runs.get(stock, ()) for one in run.header.get(KEY) or ())
-    known = {one["id"]: from_counts(one) for one in counts}
-    found = [known.get(STOCK_OF + name, Switched(STOCK_OF + name, 0, 0, 0, ())) for name in plan.restore]
-    facts = [Fact("restored", tuple(f"{stock}: {one.id} {counted(one)}" for one in found))] if found else []
-    warnings = tuple(f"{stock}: {one.warning}" for one in found if one.warning)
-    return facts + ([Fact("NEVER FIRED", warnings, "red")] if warnings else [])
-
-
-def _facts(store: Store) -> list[Fact]:
-    from spantrace.cli.wording import DOUBT_STYLES
-    from spantrace.tables import Fact, percent
-
-    plan, done = store.plan, store.done()
-    gates = [f"gates {store.created()['gates'][:6]} written {_clock(store.created()['at'])}"] if plan.gates else []
-    codes = {arm.name: entry["code"][:6] for entry in done.values() for arm in plan.arms if arm.name == entry["arm"]}
-    others = [entry["others"] for entry in done.values()]
-    facts = [
-        Fact("campaign", (f"plan {plan.hash[:6]}", *gates, f"first window {_clock(store.first_started())}",
-                          f"{len(done)} of {len(store.windows)} windows")),
-        Fact("code", tuple(f"{name} {code}" for name, code in codes.items())),
-        Fact("others", (f"other processes used {percent(min(others))} to {percent(max(others))} of the CPUs",
-                        f"a run is contended from {percent(plan.contended)}")),
-    ]  # fmt: skip
-    if notes := Counter(note for entry in done.values() for note in entry["notes"]):
-        facts.append(
-            Fact("noted", tuple(f"{text} ({count} windows)" for text, count in notes.items()), DOUBT_STYLES[0])
-        )
-    failures = store.failures()
-    if failures:
-        first = [f"window {one.window} ({one.arm}): {one.why}" for one in failures[:_FAILURES_SHOWN]]
-        more = [f"and {len(failures) - len(first)} more"] if len(failures) > len(first) else []
-        facts.append(
-            Fact(
-                "failed",
-                (f"{len(failures)} {'try' if len(failures) == 1 else 'tries'}", *first, *more),
-                DOUBT_STYLES[0],
-            )
-        )
-    return facts
-
-
-def _clock(at: str) -> str:
-    """The time of day of a log's time."""
-    return at[11:19]
-
-
-def _data(store: Store) -> dict[str, Any]:
-    created = store.created()
-    return {
-        "plan": store.plan.hash,
-        "gates": created["gates"],
-        "created": created["at"],
-        "first_window": store.first_started(),
-        "windows": len(store.windows),
-        "done": list(store.done().values()),
-        "failures": store.failures(),
-    }
+    about = (*document.facts, *measuring.restored(store.plan, runs), *measuring.facts(store))
+    return replace(document, facts=about, data={**document.data, "campaign": measuring.data(store)})

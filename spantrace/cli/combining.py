@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spantrace.cli.gating import gate_data, gate_facts
+from spantrace.cli.members import Member, doubts, member_data, member_facts, refuse_copies
 from spantrace.cli.wording import DOUBT_STYLES
 from spantrace.errors import SpantraceError
-from spantrace.tables import Cell, Column, Document, Fact, Headline, Row, Table, signed_percent
+from spantrace.tables import Cell, Column, Document, Fact, Headline, Row, Table, many, signed_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,48 +18,41 @@ if TYPE_CHECKING:
     from analyzers.envelope import Envelope, Range
     from analyzers.gates import Judged
     from analyzers.statistics import Estimate
-    from spantrace.campaign.plan import Plan
     from spantrace.campaign.store import Store
+    from spantrace.cli.finished import Runs
 
 _LONGEST_NAME = 8
 
 
 def check_campaigns(store: Store, others: Sequence[Path], final: Path | None) -> None:
-    """SpantraceError where one of these directories holds no campaign, none with stock measured, or is named twice."""
+    """SpantraceError where one of these holds no campaign, none with stock measured, or is there twice."""
     from spantrace.campaign.plan import AGAIN, STOCK
     from spantrace.campaign.store import Store, plan_of
 
-    seen = {store.directory.resolve()}
+    seen, stores = {store.directory.resolve()}, [store]
     for one in [*others, *([final] if final else [])]:
         if one.resolve() in seen:
             raise SpantraceError(f"{one} is the same campaign twice, which confirms nothing; name another directory")
         seen.add(one.resolve())
-        if not {entry["arm"] for entry in Store(one, plan_of(one)).done().values()} & {STOCK, AGAIN}:
+        stores.append(Store(one, plan_of(one)))
+        if not {entry["arm"] for entry in stores[-1].done().values()} & {STOCK, AGAIN}:
             raise SpantraceError(f"the campaign in {one} has no window of stock yet; spantrace ab {one} measures it")
+    refuse_copies(stores)
 
 
 def combined(
-    store: Store, found: Attribution, others: Sequence[Path], final: Path | None
-) -> tuple[Envelope, tuple[str, ...]]:
-    """This campaign and others by their directories, the final one apart; and what to doubt in combining them."""
+    store: Store, shown: tuple[Attribution, Runs], others: Sequence[Path], final: Path | None
+) -> tuple[Envelope, tuple[Member, ...]]:
+    """This campaign, which shows that, and others by their directories, the final one apart; and each by itself."""
     from analyzers.envelope import envelope
     from spantrace.campaign.store import Store, plan_of
     from spantrace.cli.finished import attributed
 
-    more = {str(one): Store(one, plan_of(one)) for one in [*others, *([final] if final else [])]}
-    days = {str(store.directory): found, **{name: attributed(other)[0] for name, other in more.items()}}
-    doubts = _doubts(store.plan, {name: other.plan for name, other in more.items()})
-    return envelope(days, str(final) if final else None), doubts
-
-
-def _doubts(plan: Plan, others: Mapping[str, Plan]) -> tuple[str, ...]:
-    """In what the other plans differ, but for how often each arm is measured."""
-    apart = {
-        name: [one.name for one in fields(plan) if one.name != "repeats"
-               and getattr(plan, one.name) != getattr(other, one.name)]
-        for name, other in others.items()
-    }  # fmt: skip
-    return tuple(f"the plan of {name} has other {', '.join(keys)}" for name, keys in apart.items() if keys)
+    members = [Member(store, *shown)]
+    for one in [*others, *([final] if final else [])]:
+        other = Store(one, plan_of(one))
+        members.append(Member(other, *attributed(other), final=one is final))
+    return envelope({one.name: one.found for one in members}, str(final) if final else None), tuple(members)
 
 
 def envelope_document(found: Envelope) -> Document:
@@ -67,43 +60,63 @@ def envelope_document(found: Envelope) -> Document:
     return combined_document(found, (), ())
 
 
-def combined_document(found: Envelope, doubts: Sequence[str], judged: Sequence[Judged]) -> Document:
-    """The envelope with what to doubt in it, and with the gates of this campaign."""
-    names = [_column(name, f"day {number}") for number, name in enumerate(found.campaigns, start=1)]
-    days = [Column(f"day_{number}", name, write=signed_percent, optional=True) for number, name in enumerate(names)]
-    final = _column(found.final, "final") if found.final else ""
-    columns = [
-        Column("arm", "arm"),
-        Column("quantity", "quantity", only="data"),
-        *days,
-        Column("low", "low", only="data"),
-        Column("high", "high", only="data"),
-        Column("range", "envelope", write=signed_percent, only="text"),
-        *([Column("final", final, write=signed_percent)] if found.final else []),
-        Column("remark", "remark"),
-    ]
-    known_as = {f"{short} is {name}" for short, name in zip(names, found.campaigns, strict=True) if short != name}
+def combined_document(found: Envelope, members: Sequence[Member], judged: Sequence[Judged]) -> Document:
+    """The envelope with what to doubt in it, the campaigns that it is of, and the gates of the first one."""
+    headings = {name: _heading(name, f"day {number}") for number, name in enumerate(found.campaigns, start=1)}
+    headings |= {found.final: "final"} if found.final else {}
+    known_as = sorted(f"{short} is {name}" for name, short in headings.items() if short != name)
+    doubted = doubts(members) if members else ()
     return Document(
         "ab",
-        ((f"{len(found.campaigns)} campaigns", *([f"final re-run {found.final}"] if found.final else [])),
-         *((one,) for one in sorted(known_as))),
+        ((many(len(found.campaigns), "campaign"), *(["final re-run"] if found.final else [])),
+         *((one,) for one in known_as)),
         _headline(found),
-        Table(tuple(columns), tuple(_row(one, found) for one in found.ranges)),
-        (*gate_facts(judged), *(Fact("doubt", (one,), DOUBT_STYLES[0]) for one in doubts),
-         Fact("envelope", ("from the lowest to the highest end of the campaigns' 95% intervals, of changes against",
-                           "each campaign's own stock arm; the final re-run is not in it"))),
-        {"campaigns": found.campaigns, "final": found.final, "ranges": found.ranges, "doubts": tuple(doubts),
-         "gates": gate_data(judged)},
+        Table(_columns(found, headings), tuple(_row(one, found) for one in found.ranges)),
+        (*gate_facts(judged), *(Fact("doubt", (one,), DOUBT_STYLES[0]) for one in doubted),
+         *(member_facts(members, headings) if members else ()), _rule(found)),
+        {"campaigns": found.campaigns, "final": found.final, "ranges": found.ranges, "doubts": doubted,
+         "members": member_data(members), "gates": gate_data(judged)},
     )  # fmt: skip
 
 
-def _column(name: str, short: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else short
+def _heading(name: str, short: str) -> str:
+    """What the column of a day is called."""
+    return name if len(name) <= _LONGEST_NAME and name != "final" else short
+
+
+def _columns(found: Envelope, headings: Mapping[str, str]) -> tuple[Column, ...]:
+    final = [
+        Column("final", "final", write=signed_percent, optional=True),
+        Column("final_low", "low", only="data"),
+        Column("final_high", "high", only="data"),
+        Column("final_range", "final 95%", write=signed_percent, only="text"),
+    ]
+    return (
+        Column("arm", "arm"),
+        Column("quantity", "quantity", only="data"),
+        *(Column(f"day_{number}", headings[name], write=signed_percent, optional=True)
+          for number, name in enumerate(found.campaigns)),
+        Column("low", "low", only="data"),
+        Column("high", "high", only="data"),
+        Column("range", "envelope", write=signed_percent, only="text"),
+        *(final if found.final else []),
+        Column("remark", "remark"),
+    )  # fmt: skip
+
+
+def _rule(found: Envelope) -> Fact:
+    """What the envelope is, and how it is decided whether a final re-run confirms it."""
+    parts = ["from the lowest to the highest end of the campaigns' 95% intervals, of changes against each campaign's "
+             "own stock arm"]  # fmt: skip
+    if found.final:
+        parts.append("the final re-run is not in it: it lies outside where its own 95% interval and the envelope have "
+                     "no change in common")  # fmt: skip
+    return Fact("envelope", tuple(parts))
 
 
 def _headline(found: Envelope) -> Headline:
     if found.outside:
-        sentence = f"The final re-run lies outside the envelope in {_named(found.outside)}."
+        sentence = f"The final re-run's interval lies outside the envelope in {_named(found.outside)}."
         return Headline("NOT CONFIRMED", (sentence,), "bold red")
     if found.apart:
         sentence = f"No one change lies in all campaigns' intervals of {_named(found.apart)}."
@@ -113,8 +126,8 @@ def _headline(found: Envelope) -> Headline:
         return Headline("NOT KNOWN", (sentence,), "bold yellow")
     rest = [f"It is not known of {_named(found.unknown)}."] if found.unknown else []
     if found.final:
-        alike = "The campaigns agree, and the final re-run lies among them." if len(found.campaigns) > 1 else (
-            "The final re-run lies in the campaign's interval.")  # fmt: skip
+        alike = "The campaigns agree, and the final re-run with them." if len(found.campaigns) > 1 else (
+            "The final re-run agrees with the campaign.")  # fmt: skip
         return Headline("CONFIRMED", (alike, *rest), "bold green")
     return Headline("DAYS AGREE", ("The intervals of all campaigns have a change in common.", *rest), "bold green")
 
@@ -132,8 +145,10 @@ def _row(one: Range, found: Envelope) -> Row:
 
     cells: dict[str, Cell] = {"arm": one.arm, "quantity": str(one.quantity), "low": one.low, "high": one.high}
     cells |= {f"day_{number}": _value(change) for number, change in enumerate(one.changes)}
-    if one.low is not None and one.high is not None:
-        cells["range"] = f"{signed_percent(one.low)} .. {signed_percent(one.high)}"
+    cells |= {"range": _bounds(one.low, one.high)}
+    if one.final is not None:
+        low, high = one.final.low, one.final.high
+        cells |= {"final_low": low, "final_high": high, "final_range": _bounds(low, high)}
     unknown = "not known" if (one.confirmed if found.final else one.agrees) is None else None
     remark = "outside" if one.confirmed is False else "days differ" if one.agrees is False else unknown
     cells |= {"final": _value(one.final), "remark": remark}
@@ -143,3 +158,7 @@ def _row(one: Range, found: Envelope) -> Row:
 
 def _value(change: Estimate | None) -> float | None:
     return None if change is None else change.value
+
+
+def _bounds(low: float | None, high: float | None) -> str | None:
+    return None if low is None or high is None else f"{signed_percent(low)} .. {signed_percent(high)}"

@@ -44,6 +44,8 @@ class _Windows:
 
 
 def _windows(store: Store) -> _Windows:
+    from analyzers.economics import own_load
+
     names = [arm.name for arm in store.plan.arms]
     found = _Windows({name: [] for name in names}, {name: [] for name in names}, {name: [] for name in names}, {})
     order = [window.arm.name for window in store.windows]
@@ -52,7 +54,7 @@ def _windows(store: Store) -> _Windows:
         if _contended(store.plan, recording, entry):
             found.contended.setdefault(name, []).append(len(found.runs[name]))
         found.runs[name].append(recording)
-        found.loads[name].append(entry["load"] or _own_load(recording))
+        found.loads[name].append(entry["load"] or own_load(recording)[0])
         found.rounds[name].append(order[: number - 1].count(name))
     return found
 
@@ -61,13 +63,3 @@ def _contended(plan: Plan, recording: Recording, entry: Mapping[str, Any]) -> bo
     """The plan's rule: others used that much of the CPUs, or the GPU at all."""
     gpu = recording.header.get("gpu") or {}
     return bool(entry["others"] >= plan.contended or gpu.get("other_processes"))
-
-
-def _own_load(recording: Recording) -> dict[str, float]:
-    """What the steady cycles say of a load that nobody measured from outside."""
-    from analyzers.economics import economics
-
-    earned = economics(recording)
-    if earned.ms_per_token is None or earned.tokens_per_s is None:
-        return {}
-    return {"itl_ms": earned.ms_per_token, "tokens_per_s": earned.tokens_per_s}

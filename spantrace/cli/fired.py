@@ -7,7 +7,7 @@ from typing import Any
 
 from spantrace.ranks import counts_by_rank, ranks
 from spantrace.switched import Switched, switched
-from spantrace.tables import Fact
+from spantrace.tables import Fact, many
 
 
 def optimization_facts(header: Mapping[str, Any], label: str = "optimized") -> list[Fact]:
@@ -28,8 +28,8 @@ def _by_rank(header: Mapping[str, Any], name: str) -> list[str]:
 
 def counted(one: Switched) -> str:
     """How often an optimization took a call, which sorts of hits are among them, and how often it did not."""
-    failed = f", {one.errors:,} error{'s' * (one.errors != 1)}" if one.errors else ""
-    hits, fell = f"{one.hits:,} hit{'s' * (one.hits != 1)}", f"{one.fallbacks:,} fallback{'s' * (one.fallbacks != 1)}"
+    failed = f", {many(one.errors, 'error')}" if one.errors else ""
+    hits, fell = many(one.hits, "hit"), many(one.fallbacks, "fallback")
     told = ", ".join(f"{count:,} {sort}" for sort, count in one.sorts)
     return f"{hits}{f' ({told})' if told else ''}, {fell}{failed}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ class FiniteRange(click.FloatRange):
         """The number; a usage error where it is none or out of the range."""
         number = float(super().convert(value, param, ctx))
         return number if math.isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
+
+
+def given(name: str) -> bool:
+    """Whether an option, or an argument, was on the command line of the current command."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def refuse_given(names: Iterable[str], why: str) -> None:
+    """SpantraceError where one of these was given all the same; `why` goes on after its name."""
+    from spantrace.errors import SpantraceError
+
+    context, refused = click.get_current_context(), set(names)
+    for one in context.command.params:
+        name = str(one.name)
+        if name in refused and context.params[name] and given(name):
+            said = one.opts[-1] if isinstance(one, click.Option) else context.params[name][0]
+            raise SpantraceError(f"{said} {why}")
 
 
 directory_option = click.option(

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+from spantrace.cli.options import given, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def planned(what: str, options: dict[str, Any], place: Path) -> tuple[Plan, Path
     if what in (BUILT_IN, SERVE) or (":" in what and not path.exists()):
         plan = from_table(_table(what, options, place), _read(options["gates"]))
         return plan, Path(f"{what.strip(':').replace('/', '-').replace(':', '-')}-{plan.hash[:6]}")
-    _refuse(what, options, list(options), "is what {what} says itself; write it there")
+    refuse_given(options, f"is what {what} says itself; write it there")
     if path.is_dir():
         return plan_of(path), path
     plan = parse(_read(path), lambda name: _read(path.parent / name))
@@ -46,20 +46,34 @@ def _table(what: str, options: Mapping[str, Any], place: Path) -> dict[str, Any]
     cycle = [name for name in options if name not in (*_OWN, *_ARMS, "gates", "load", "arguments")]
     at = place_of(options) if what == BUILT_IN else None
     names = optimized.select(options["optimize"], _version(what, place), at)
+    if options["optimize"] == "all" and what not in (BUILT_IN, SERVE):
+        names = _somewhere(what, names, place)
     arms = {"optimize": names, "aa": not options["no_aa"]}
     table = {"target": what, **{name: options[name] for name in _OWN}, **arms}
     if what == BUILT_IN:
-        _refuse(what, options, ["load", "arguments", "restore_stock"], "is for servers")
-        return table | {"built-in": {name.replace("_", "-"): options[name] for name in cycle if _given(name)}}
-    _refuse(what, options, cycle, "describes the built-in cycle")
+        refuse_given(["load", "arguments", "restore_stock"], "is for servers")
+        return table | {"built-in": {name.replace("_", "-"): options[name] for name in cycle if given(name)}}
+    refuse_given(cycle, "describes the built-in cycle")
     table["restore"] = optimized.select(options["restore_stock"])
     if options["load"]:
         none = options["load"] == "none"
         table["load"] = {"requests": 0} if none else {"command": shlex.split(options["load"])}
     if what == SERVE:
         return table | {"serve": {"arguments": list(options["arguments"])}}
-    _refuse(what, options, ["arguments"], "is for the target 'serve'")
+    refuse_given(["arguments"], "is for the target 'serve'")
     return table
+
+
+def _somewhere(what: str, names: list[str], place: Path) -> list[str]:
+    """Those that go into something that a running server has loaded; the others are told on stderr."""
+    import click
+
+    from spantrace.vllm_adapter.live import on_nowhere
+    from spantrace.vllm_adapter.servers import find
+
+    if without := on_nowhere(find(what, place), names, place):
+        click.echo(f"spantrace: all leaves out {', '.join(without)}: this server has loaded nothing for it", err=True)
+    return [name for name in names if name not in without]
 
 
 def _version(what: str, place: Path) -> str | None:
@@ -75,20 +89,6 @@ def _version(what: str, place: Path) -> str | None:
     from spantrace.vllm_adapter.servers import find
 
     return find(what, place).vllm.partition("+")[0]
-
-
-def _given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
-def _refuse(what: str, options: Mapping[str, Any], names: list[str], why: str) -> None:
-    """SpantraceError where one of these options was given all the same."""
-    from spantrace.errors import SpantraceError
-
-    for name in names:
-        if options[name] and _given(name):
-            said = options[name][0] if name == "arguments" else f"--{name.replace('_', '-')}"
-            raise SpantraceError(f"{said} {why.format(what=what)}")
 
 
 def _read(path: Path | None) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spantrace.tables import Fact, number, percent, signed_percent
+from spantrace.tables import Fact, many, number, percent, signed_percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from analyzers.arms import Arm
     from analyzers.attribution import Attribution
     from analyzers.effects import Effect
@@ -17,8 +19,8 @@ _NAMED = 4
 """How many other spans that moved are named for an arm."""
 
 
-_WORDS = {"converted": "yes", "not told": "unclear", "nothing saved": "no saving", "never fired": "never fired",
-          "not enough": "too few"}  # fmt: skip
+_WORDS = {"converted": "yes", "not told": "unclear", "sum not told": "unclear", "nothing saved": "no saving",
+          "never fired": "never fired", "not enough": "too few"}  # fmt: skip
 _BOUND = {"host": "the host bound the cycle", "gpu": "the GPU bound the cycle",
           "elsewhere": "another process bound the cycle"}  # fmt: skip
 
@@ -38,6 +40,9 @@ def _conversions(found: Attribution) -> list[Fact]:
     parts = []
     for arm in found.arms:
         one = arm.conversion
+        if one is not None and one.verdict == "sum not told":
+            parts.append(f"{arm.name} saved time in {_saved_spans(arm)}, but in all that is unclear: the sum of its "
+                         "spans is not told from noise")  # fmt: skip
         if one is None or one.saved is None:
             continue
         side = {"host": "host", "gpu": "GPU"}.get(one.side or "")
@@ -50,6 +55,11 @@ def _conversions(found: Attribution) -> list[Fact]:
             rest = "the rest was" if one.verdict == "partly" else "which was"
             parts.append(f"{saved}, {rest} hidden: {_BOUND[one.hidden_by or 'elsewhere']}")
     return [Fact("converted", tuple(parts))] if parts else []
+
+
+def _saved_spans(arm: Arm) -> str:
+    sides = [one.quantity for one in arm.effects if one.saved and one.quantity.name in arm.targets]
+    return ", ".join(dict.fromkeys(str(one) for one in sides if one.where != "own"))
 
 
 def facts(found: Attribution) -> list[Fact]:
@@ -68,15 +78,22 @@ def facts(found: Attribution) -> list[Fact]:
     ]
 
 
+def arm_facts(found: Attribution) -> list[Fact]:
+    """What is told of a campaign's arms also where it is one of several: which failed, fired, were contended."""
+    return [*_lost(found), *_enough(found), *_hits(found), *_contended(found)]
+
+
 def _lost(found: Attribution) -> list[Fact]:
     return [Fact("failed arms", tuple(f"{one.name} {one.why}" for one in found.lost), "red")] if found.lost else []
 
 
 def _enough(found: Attribution) -> list[Fact]:
-    sentences = dict.fromkeys(
-        arm.not_enough.removeprefix("not enough: ") for arm in found.arms if arm.not_enough and arm is not found.again
-    )
-    return [Fact("not enough", tuple(sentences), "yellow")] if sentences else []
+    arms: dict[str, list[str]] = {}
+    for arm in found.arms:
+        if arm.not_enough and arm is not found.again:
+            arms.setdefault(arm.not_enough.removeprefix("not enough: "), []).append(arm.name)
+    parts = tuple(f"{', '.join(names)}: {sentence}" for sentence, names in arms.items())
+    return [Fact("not enough", parts, "yellow")] if parts else []
 
 
 def _hits(found: Attribution) -> list[Fact]:
@@ -99,8 +116,11 @@ def _interactions(found: Attribution) -> list[Fact]:
         sizes = f"together {number(one.joint_ms)} ms, the sum of each alone {number(one.sum_ms)}"
         overlap = "they overlap" if one.interaction.value < 0 else "they help each other"
         verdict = overlap if one.shown else "none shown" if one.enough else "not enough rounds to tell"
-        lines.append(Fact("interaction", (f"{one.arm}: {verdict}, {sizes}", _bounds(one.relative, "of the cycle"))))
-    return lines
+        left = [f"without {', '.join(one.left_out)}, which never fired in it"] if one.left_out else []
+        bounds = _bounds(one.relative, "of the cycle")
+        lines.append(Fact("interaction", (f"{one.arm}: {verdict}, {sizes}", bounds, *left)))
+    untold = [f"{one.arm}: not told, {' and '.join(one.silent)} never fired" for one in found.untold]
+    return [*lines, *(Fact("interaction", (sentence,)) for sentence in untold)]
 
 
 def _bounds(estimate: Estimate, of: str = "") -> str:
@@ -163,13 +183,24 @@ def _drifts(found: Attribution) -> list[Fact]:
     ]
     if parts:
         return [Fact("drift", tuple(parts), "yellow")]
-    return [Fact("drift", (f"none shown in the spans that an arm does not touch ({len(rows)} tests)",))]
+    return [_no_drift(rows)]
+
+
+def _no_drift(rows: Sequence[tuple[Arm, Effect]]) -> Fact:
+    """That no drift is shown, or that the runs are too few to show one."""
+    from analyzers.effects import resolves_drift
+
+    tests, able = many(len(rows), "test"), {arm.name for arm, one in rows if resolves_drift(one, len(rows))}
+    few = [name for name in dict.fromkeys(arm.name for arm, _ in rows) if name not in able]
+    none = [f"none shown in the spans that an arm does not touch ({tests})"] if able else []
+    lacking = [f"not enough: the runs of {', '.join(few)} can show none ({tests})"] if few else []
+    return Fact("drift", (*none, *lacking), "yellow" if few else "")
 
 
 def _contended(found: Attribution) -> list[Fact]:
     counts = {found.stock: (found.stock_contended, found.stock_runs)}
     counts |= {arm.name: (arm.contended, arm.runs) for arm in found.arms}
-    parts = [f"{len(which)} of {runs} runs of {name}" for name, (which, runs) in counts.items() if which]
+    parts = [f"{len(which)} of {many(runs, 'run')} of {name}" for name, (which, runs) in counts.items() if which]
     return [Fact("contended", (*parts, "kept in all figures"), "yellow")] if parts else []
 
 

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spantrace.cli import making
-from spantrace.cli.cycle_options import BUILT_IN, cycle_options
+from spantrace.cli.cycle_options import cycle_options
 from spantrace.cli.making import force_option, output_option
-from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option
+from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analyzers.sensitivity import Sensitivity
     from analyzers.statistics import Estimate
-    from spantrace.capture import Capture
-    from spantrace.experiment import Design
-    from spantrace.journal import Journal
     from spantrace.recording import Recording
     from spantrace.tables import Document, Headline, Row
 
@@ -53,6 +50,7 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
     --allow-delays` and be under load; `built-in` is the cycle of `spantrace run`, with its options. A RECORDING that
     this command wrote is read again.
     """
+    from spantrace.cli.delaying import record
     from spantrace.cli.wording import warn
     from spantrace.interrupts import ended_by_signals
     from spantrace.loading import load
@@ -60,106 +58,17 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
     from spantrace.terminal import emit
 
     if target.endswith((".spantrace", ".part")):
+        told = {str(one.name) for one in click.get_current_context().command.params} - {"target", "form"}
+        refuse_given(told, f"says how to record, and {target} is recorded already; leave it out")
         recording, name = load(Path(target)), Path(target).name
     else:
         if output:
             making.refuse_overwriting(output, force=force)
         with ended_by_signals():
-            recording, name = _record(target, output, directory, options)
+            recording, name = record(target, output, directory, options)
     printed = document(recording, name)
     warn(printed, Format(form))
     emit(printed, Format(form))
-
-
-def _record(target: str, output: Path | None, directory: Path | None, options: dict[str, Any]) -> tuple[Recording, str]:
-    from spantrace.cli.cycle_options import require_torch
-    from spantrace.experiment import Design
-    from spantrace.spans import Track
-
-    aims = dict.fromkeys((span, Track.HOST) for span in options["spans"])
-    aims |= dict.fromkeys((span, Track.GPU) for span in options["gpu_spans"])
-    same = {name: options[name] for name in ("cycles", "blocks", "seconds")}
-    design = Design(tuple(aims), ns=round(options["delay"] * 1e3), slowdown=options["max_slowdown"], **same)
-    noted = {"warmup": design.cycles, "cycles": None, "seconds": None, "delay_us": options["delay"]}
-    if target == BUILT_IN:
-        require_torch()
-        path = output or making.default_output("sensitivity")
-        return _built_in(design, path, options, noted), path.name
-    return _server(target, design, output, directory, noted)
-
-
-def _built_in(design: Design, path: Path, options: dict[str, Any], noted: dict[str, Any]) -> Recording:
-    from spantrace.built_in.delayed import experiment
-    from spantrace.built_in.running import Asked, BuiltIn, within_memory
-    from spantrace.cli.cycle_options import rates_of, settings_of
-    from spantrace.journal import Journal
-
-    asked = Asked(settings_of(options), rates_of(options["accept"]), warmup=design.cycles)
-    with Journal(path, making.new_header(BUILT_IN, noted)) as journal, within_memory(asked.settings):
-        try:
-            work = BuiltIn(asked)
-            work.prepare(lambda tokens: None)
-            with making.progress_bar(len(design.tried) * design.blocks, "delaying", "blocks") as progress:
-                said = experiment(work, design, journal, progress)
-        except BaseException:
-            journal.discard()
-            raise
-        return _finish(journal, said)
-
-
-def _server(
-    target: str, design: Design, output: Path | None, directory: Path | None, noted: dict[str, Any]
-) -> tuple[Recording, str]:
-    from spantrace.capture import Capture
-    from spantrace.control import default_directory
-    from spantrace.journal import Journal
-    from spantrace.vllm_adapter.servers import find, roles
-    from spantrace.vllm_adapter.targets import pid_of, without_secrets
-
-    place = directory or default_directory()
-    found = find(target, place)
-    members = roles(found, pid_of(target))
-    path = output or making.default_output("sensitivity")
-    with Journal(path, making.new_header(without_secrets(found.command), noted)) as journal:
-        try:
-            with Capture(place, members, journal, {"delays": True, "detail_every": 1}) as capture:
-                said = _conduct(design, capture, journal)
-                capture.stop()
-        except BaseException:
-            journal.discard()
-            raise
-        return _finish(journal, said), path.name
-
-
-def _conduct(design: Design, capture: Capture, journal: Journal) -> str:
-    """Run the windows; where that breaks off after a whole block, why it did."""
-    from spantrace.errors import SpantraceError
-    from spantrace.experiment import conduct
-    from spantrace.vllm_adapter.delayed import DelayedServer
-
-    done = 0
-
-    with making.progress_bar(len(design.tried) * design.blocks, "delaying", "blocks") as progress:
-
-        def count(blocks: int) -> None:
-            nonlocal done
-            done = blocks
-            progress(blocks)
-
-        try:
-            return conduct(design, DelayedServer(capture), journal, count)
-        except (KeyboardInterrupt, SpantraceError) as error:
-            if not done:
-                raise
-            return f"{str(error) or 'interrupted'}; the blocks before are kept"
-
-
-def _finish(journal: Journal, said: str) -> Recording:
-    recording = journal.finish()
-    if said:
-        click.echo(f"spantrace: {said}", err=True)
-    making.say_written(recording, journal.path)
-    return recording
 
 
 def document(recording: Recording, name: str) -> Document:

@@ -10,7 +10,7 @@ from spantrace.cli.traces import trace_line
 from spantrace.legible import legible
 from spantrace.ranks import ranks
 from spantrace.spans import GraphMode, Kind
-from spantrace.tables import Document, Fact, Format, Headline, number, percent
+from spantrace.tables import Document, Fact, Format, Headline, many, number, percent
 
 if TYPE_CHECKING:
     from analyzers.co_saturation import CoSaturation
@@ -96,8 +96,8 @@ def device(header: dict[str, object]) -> str:
         cpu = host.get("cpu") if isinstance(host, dict) else None
         return f"no GPU, {cpu or 'unknown CPU'}"
     others = gpu.get("other_processes")
-    many = f"{len(others or ())} other process{'es' * (len(others or ()) > 1)} on it"
-    company = [] if others is None else [many if others else "alone"]
+    shared = f"{many(len(others or ()), 'other process', 'other processes')} on it"
+    company = [] if others is None else [shared if others else "alone"]
     clock = [f"{gpu['sm_mhz']:g} MHz"] if gpu.get("sm_mhz") else []
     return ", ".join([str(gpu.get("name")).removeprefix("NVIDIA "), *clock, *company])
 
@@ -112,7 +112,7 @@ def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> t
     kind = next(iter(kinds)).name.lower().replace("_", " ") if len(kinds) == 1 else "all"
     name = "steady decode" if kind == "steady" else kind
     left = ", ".join(f"{count:,} {what}" for what, count in trust.left_out.items())
-    counted = f"{trust.cycles:,} {name} cycle{'s' * (trust.cycles != 1)}" + (f" (left out: {left})" if left else "")
+    counted = many(trust.cycles, f"{name} cycle") + (f" (left out: {left})" if left else "")
     created = recorded(recording)
     return (counted, *([f"recorded {created}"] if created else []))
 

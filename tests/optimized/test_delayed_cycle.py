@@ -23,7 +23,7 @@ from optimized.reference_cycle.settings import Settings  # noqa: E402
 from spantrace.built_in.delayed import experiment  # noqa: E402
 from spantrace.built_in.running import Asked, BuiltIn  # noqa: E402
 from spantrace.cli import making  # noqa: E402
-from spantrace.cli.main import run  # noqa: E402
+from spantrace.cli.main import EXIT_INTERRUPTED, run  # noqa: E402
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError  # noqa: E402
 from spantrace.experiment import Design  # noqa: E402
 from spantrace.journal import Journal  # noqa: E402
@@ -42,6 +42,8 @@ BUSY_NS = 3_000_000
 LONG: dict[str, Any] = {"ns": 1_000_000, "blocks": 8, "slowdown": 0.5}
 """Delays beside which it is little that a thread wakes up late."""
 TINY = replace(SMALL, layers=1, taps=(0,), dflash=replace(SMALL.dflash, layers=1))
+FEW = ["--drafter", "none", "--layers", "1", "--hidden", "32", "--vocab", "64", "--batch", "1", "--context", "64"]
+"""Options of the smallest cycle."""
 Captured = pytest.CaptureFixture[str]
 
 
@@ -194,16 +196,41 @@ def test_it_ends_in_time_with_whole_blocks(tmp_path: Path) -> None:
 
 def test_the_command_records_and_says_what_it_found(tmp_path: Path, monkeypatch: Any, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ["--drafter", "none", "--layers", "1", "--hidden", "32", "--vocab", "64", "--batch", "1", "--context", "64"]
     quick = ["--cycles", "20", "--blocks", "4", "--max-slowdown", "0.5", "--device", "cpu"]
-    assert run(["sensitivity", "built-in", *small, *quick, "--span", "schedule", "-o", "a.spantrace"]) == 0
+    assert run(["sensitivity", "built-in", *FEW, *quick, "--span", "schedule", "-o", "a.spantrace"]) == 0
     said = capsys.readouterr()
     assert "tiny, no speculation | built-in cycle" in said.out
     assert "d(cycle)/d(delay)" in said.out
     assert " -> a.spantrace (" in said.err
-    assert run(["sensitivity", "built-in", *small, *quick, "--span", "draft.propose"]) == EXIT_NOT_COMPARABLE
+    assert run(["sensitivity", "built-in", *FEW, *quick, "--span", "draft.propose"]) == EXIT_NOT_COMPARABLE
     assert capsys.readouterr().err == "spantrace: no function of draft.propose runs here that could be held up\n"
-    assert run(["sensitivity", "built-in", *small, *quick, "--gpu-span", "target.forward"]) == EXIT_NOT_COMPARABLE
+    assert run(["sensitivity", "built-in", *FEW, *quick, "--gpu-span", "target.forward"]) == EXIT_NOT_COMPARABLE
     assert "is timed on a GPU runs here; only what launches work on one" in capsys.readouterr().err
-    assert run(["sensitivity", "built-in", *small, *quick, "-o", "a.spantrace"]) == 2
+    assert run(["sensitivity", "built-in", *FEW, *quick, "-o", "a.spantrace"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.spantrace"]
+
+
+def test_without_a_whole_block_there_is_no_file(tmp_path: Path, monkeypatch: Any, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick = [*FEW, "--max-slowdown", "0.5", "--device", "cpu", "--span", "schedule"]
+    for output in ([], ["-o", "a.spantrace"]):
+        assert run(["sensitivity", "built-in", *quick, "--seconds", "1e-6", *output]) == EXIT_NOT_COMPARABLE
+        said = capsys.readouterr()
+        assert (said.out, said.err) == (
+            "",
+            "spantrace: no block was finished, so that nothing is kept: stopped after 1e-06 s, in block 1 of 8; "
+            "allow more --seconds\n",
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_before_the_first_block_leaves_no_file(tmp_path: Path, monkeypatch: Any, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spantrace.experiment._check_slowdown", interrupted)
+    assert run(["sensitivity", "built-in", *FEW, "--device", "cpu", "--span", "schedule"]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "stopped; nothing was recorded\n"
+    assert list(tmp_path.iterdir()) == []
