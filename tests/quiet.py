@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 class Blurred(Exception):
@@ -14,10 +14,10 @@ class Blurred(Exception):
 
 
 def judged(measure: Callable[[], None]) -> None:
-    """Call `measure`, which asserts, up to three times: an attempt that holds passes, two wrong ones fail.
+    """Call `measure`, which asserts, up to five times: an attempt that holds passes, two wrong ones fail.
 
-    It raises `Blurred` where its own intervals are too wide to judge by. Two of these skip the test, or fail it where
-    the other attempt was wrong.
+    It raises `Blurred` where its own intervals are too wide to judge by. Two of these skip the test; after a wrong
+    attempt none does, and the test fails where no attempt holds.
     """
     wrong: list[AssertionError] = []
     blurs: list[Blurred] = []
