@@ -66,3 +66,17 @@ def summed(counts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if sorts := Counter(so_far.get("sorts", {})) + Counter(one.get("sorts", {})):
             so_far["sorts"] = dict(sorts)
     return list(total.values())
+
+
+def since(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of what was counted between two entries of one optimization; without an earlier one, the later."""
+    if before is None:
+        return dict(now)
+    totals = {name: now[name] - before[name] for name in ("hits", "fallbacks", "errors")}
+    sorts = _fewer(now.get("sorts", {}), before.get("sorts", {}))
+    reasons = _fewer(now["reasons"], before["reasons"])
+    return {"id": now["id"], **totals, "reasons": reasons, **({"sorts": sorts} if sorts else {})}
+
+
+def _fewer(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {name: left for name, count in now.items() if (left := count - before.get(name, 0))}

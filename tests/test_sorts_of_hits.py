@@ -6,8 +6,7 @@ from collections import Counter
 
 from optimized.optimization import Counts
 from spantrace.cli.fired import counted
-from spantrace.switched import KEY, from_counts, summed, switched
-from spantrace.vllm_adapter.choice import _less
+from spantrace.switched import KEY, from_counts, since, summed, switched
 
 PLAIN = {"id": "x", "hits": 2, "fallbacks": 1, "errors": 0, "reasons": {"it rains": 1}}
 SORTED = Counts(9, Counter({"it rains": 1}), Counter(), Counter({"by moonlight": 2, "in the dark": 5})).as_dict("x")
@@ -35,7 +34,7 @@ def test_those_of_several_processes_are_added_up() -> None:
 
 def test_those_from_before_are_taken_off() -> None:
     before = SORTED | {"hits": 4, "sorts": {"in the dark": 3, "by moonlight": 2}}
-    assert _less(SORTED, before) == {
+    assert since(before, SORTED) == {
         "id": "x",
         "hits": 5,
         "fallbacks": 0,
@@ -43,4 +42,4 @@ def test_those_from_before_are_taken_off() -> None:
         "reasons": {},
         "sorts": {"in the dark": 2},
     }
-    assert "sorts" not in _less(PLAIN, PLAIN)
+    assert "sorts" not in since(PLAIN, PLAIN)

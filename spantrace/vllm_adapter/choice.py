@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.packages import refuse_stranger
-from spantrace.switched import summed
+from spantrace.switched import since, summed
 from spantrace.vllm_adapter.after_import import after_import
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Tally:
     def counts(self) -> list[dict[str, Any]]:
         """Hits, fallbacks and errors so far, as a recording's header keeps them."""
         on = self._on | {one["id"] for one in counts()}
-        found = [_less(one, self._before.get(one["id"])) for one in _totals()]
+        found = [since(self._before.get(one["id"]), one) for one in _totals()]
         return [one for one in found if one["id"] in on or one["hits"] or one["reasons"]]
 
 
@@ -242,16 +242,3 @@ def refuse(names: list[str], error: Exception) -> None:
     if _TOLD not in os.environ:
         os.environ[_TOLD] = "1"
         _log.warning("spantrace: none of %s is on: %s", ", ".join(names), why)
-
-
-def _less(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    if before is None:
-        return now
-    totals = {name: now[name] - before[name] for name in ("hits", "fallbacks", "errors")}
-    sorts = _fewer(now.get("sorts", {}), before.get("sorts", {}))
-    reasons = _fewer(now["reasons"], before["reasons"])
-    return {"id": now["id"], **totals, "reasons": reasons, **({"sorts": sorts} if sorts else {})}
-
-
-def _fewer(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {name: left for name, count in now.items() if (left := count - before.get(name, 0))}
