@@ -39,7 +39,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_is_started(taken: int, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_before_anything_is_started(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started, "choose", lambda ids: "")
+    monkeypatch.setattr(started, "serve_command", lambda arguments: ["false"])
     who = rf"^process {os.getpid()} \(.*\) listens on port {taken} already; end it, or give the server another --port$"
     with pytest.raises(SpantraceError, match=who):
         StartedServer(["M", "--port", str(taken)], {}, (), tmp_path / "log")

@@ -137,6 +137,7 @@ def test_an_optimization_that_never_fired_is_told_of_an_arm_that_is_also_delayed
 def test_what_the_result_needs_is_checked_before_anything_is_measured(
     options: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("data.png").write_text("a,b\n")

@@ -244,6 +244,7 @@ def test_a_plan_that_cannot_be_restored_is_one_sentence(text: str, why: str) -> 
 
 
 def test_ab_takes_it_for_servers_only(asked: list[Any], capsys: Captured, tmp_path: Path, monkeypatch: Patch) -> None:
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     assert run(["ab", "built-in", "--restore-stock", FIX]) == EXIT_BAD_INPUT
     assert capsys.readouterr().err == "spantrace: --restore-stock is for servers\n"
