@@ -10,7 +10,7 @@ from analyzers.effects import Effect, drift, effects, not_enough, resolves
 from analyzers.per_cycle import STEADY, chosen_cycles
 from analyzers.quantities import Quantity, Units
 from spantrace.recording import Recording
-from spantrace.switched import KEY, Switched, from_counts, summed
+from spantrace.switched import KEY, Switched, counted_in
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def against(
 ) -> Arm:
     """An arm whose optimizations are `ids` and which is for these spans; `sides` are stock's values and its own."""
     found = effects(*sides, spans)
-    counted = {one["id"]: one for one in summed(one for run in runs for one in run.header.get(KEY) or [])}
+    counted = counted_in(run.header for run in runs)
     if any(run.header.get(KEY) is not None for run in runs):
-        counted = {name: {"id": name} for name in ids} | counted
-    fired = tuple(from_counts(counted[name]) for name in sorted(ids) if name in counted)
+        counted = {name: Switched(name, 0, 0, 0, ()) for name in ids} | counted
+    fired = tuple(counted[name] for name in sorted(ids) if name in counted)
     silent = tuple(one.id for one in fired if not one.hits)
     never = bool(ids) and set(silent) == set(ids)
     return Arm(

@@ -44,6 +44,11 @@ def switched(header: Mapping[str, Any]) -> tuple[Switched, ...]:
     return tuple(from_counts(one) for one in header.get(KEY) or [])
 
 
+def counted_in(headers: Iterable[Mapping[str, Any]]) -> dict[str, Switched]:
+    """What several recordings count together, by id."""
+    return {one["id"]: from_counts(one) for one in summed(one for header in headers for one in header.get(KEY) or [])}
+
+
 def from_counts(one: Mapping[str, Any]) -> Switched:
     """One optimization's entry in a header."""
     reasons, sorts = (_counted(one, key) for key in ("reasons", "sorts"))

@@ -82,15 +82,16 @@ class Told:
     """What the engine of a running server, which is this process, says of its sources and of what is on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self.on: list[dict[str, Any]] = []
+        self.on: list[str] = []
         self._root = root
         me = Member(os.getpid(), "engine", "VLLM::EngineCore", 1, True)
         found = Server(1, "vllm serve M", "0.32.0", [me])
         monkeypatch.setattr(server, "find", lambda *_: found)
         monkeypatch.setattr(server, "ask", self._ask)
+        monkeypatch.setattr(server, "switched_on", lambda *_: self.on)
 
     def _ask(self, *_: object) -> dict[str, Any]:
-        return {"type": "optimizations", "own": str(self._root), "sources": None, "on": self.on}
+        return {"type": "optimizations", "own": str(self._root), "sources": None}
 
 
 @pytest.fixture
@@ -113,9 +114,9 @@ def test_the_code_of_a_running_server_is_what_it_imported(
     target, (stock, _, fix) = RunningServer(store, tmp_path), store.plan.arms
     of_stock, of_fix = target.code(stock), target.code(fix)
     assert of_stock != of_fix
-    told.on = [{"id": "one"}]
+    told.on = ["one"]
     assert target.code(stock) != of_stock, "what is on besides is run too"
-    told.on = [{"id": NAME}]
+    told.on = [NAME]
     assert target.code(stock) == of_stock, "what the plan switches is on in its own arms"
     file = own / "spantrace/recorder.py"
     file.write_text("# edited\n")
@@ -153,7 +154,6 @@ def test_code_that_changes_under_a_campaign_is_not_started(monkeypatch: pytest.M
 def test_what_is_on_besides_is_noted(monkeypatch: pytest.MonkeyPatch, own: Path, tmp_path: Path) -> None:
     Told(monkeypatch, own)
     done = Outcome(on=("one", NAME, "two"), switched_on=(), switched_off=(), counts=[], ms=1.0)
-    monkeypatch.setattr(server, "switched_on", lambda *_: [])
     monkeypatch.setattr(server, "switch", lambda *_: done)
     monkeypatch.setattr(RunningServer, "_record", lambda *_: 0.25)
     with Store(tmp_path / "campaign", parse(PLAN, str)) as store:

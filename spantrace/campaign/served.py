@@ -52,7 +52,8 @@ class ServedServer(ServerTarget):
             environment["SPANTRACE_DIR"] = str(self._place)
             delays = any(one.delay for one in self._plan.arms)
             at_start = self._at_start(arm)
-            if self._code(arm) != self.code(arm):
+            now = self._code(arm)
+            if now != self._codes.setdefault(arm.name, now):
                 raise Gone("the code has changed since the campaign began; start another one (-o)")
             self._started = StartedServer(self._arguments(arm), environment, at_start, self._log, allow_delays=delays)
             self._started.wait_ready()

@@ -169,7 +169,7 @@ class RunningServer(ServerTarget):
         server = self._found()
         engine = engine_and_workers(server)[1]
         told = ask(self._place, engine.pid, {"type": "optimizations"})
-        besides = [one["id"] for one in told.get("on", ()) if one["id"] not in self._every]
+        besides = [name for name in switched_on(server, self._place) if name not in self._every]
         own = own_sources([*self._plan.switched(arm), *besides], Path(told["own"])) if "own" in told else []
         _refuse_changed(own, engine.pid)
         vllm = vllm_code(Path(told["sources"]) if told.get("sources") else None, server.vllm)

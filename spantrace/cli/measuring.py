@@ -20,11 +20,10 @@ def restored(plan: Plan, runs: Runs) -> list[Fact]:
     """How often stock was without the fixes that the plan restores, and which of them it was never without."""
     from optimized.optimization import STOCK_OF
     from spantrace.cli.fired import counted
-    from spantrace.switched import KEY, Switched, from_counts, summed
+    from spantrace.switched import Switched, counted_in
 
     stock = plan.arms[0].name
-    counts = summed(one for run in runs.get(stock, ()) for one in run.header.get(KEY) or ())
-    known = {one["id"]: from_counts(one) for one in counts}
+    known = counted_in(run.header for run in runs.get(stock, ()))
     found = [known.get(STOCK_OF + name, Switched(STOCK_OF + name, 0, 0, 0, ())) for name in plan.restore]
     facts = [Fact("restored", tuple(f"{stock}: {one.id} {counted(one)}" for one in found))] if found else []
     warnings = tuple(f"{stock}: {one.warning}" for one in found if one.warning)

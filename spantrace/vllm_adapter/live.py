@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,12 @@ def on_nowhere(server: Server, names: Iterable[str], directory: Path | None = No
     """Those of the ids that would be on in no process of the server; those that it refuses otherwise are not."""
     found = []
     for name in names:
-        with suppress(SpantraceError):
-            try:
-                check(server, [name], directory=directory)
-            except OnNowhere:
-                found.append(name)
+        try:
+            check(server, [name], directory=directory)
+        except OnNowhere:
+            found.append(name)
+        except SpantraceError:
+            continue
     return found
 
 

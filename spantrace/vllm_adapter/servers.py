@@ -113,10 +113,7 @@ def find(target: str, directory: Path) -> Server:
         raise SpantraceError(
             f"port {port} belongs to another user or a container; record as that user, or inside (--dir, shared)"
         )
-    raise SpantraceError(
-        f"port {port} belongs to process {root} ({' '.join(title(root).split())[:60]}), "
-        "which is no vLLM server that spantrace can see"
-    )
+    raise SpantraceError(f"port {port} belongs to {described(root)}, which is no vLLM server that spantrace can see")
 
 
 def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
@@ -213,7 +210,7 @@ def _listener(port: int) -> tuple[int | None, bool]:
     pids = listening(port)
     for pid in filter(None, pids):
         with contextlib.suppress(psutil.Error):
-            parents = [{"pid": p.pid, "title": title(p.pid)} for p in psutil.Process(pid).parents()]
+            parents = [{"pid": p.pid, "title": _title(p.pid)} for p in psutil.Process(pid).parents()]
             return _root({"pid": pid, "ancestors": parents}), True
     return None, bool(pids)
 
@@ -227,8 +224,12 @@ def listening(port: int) -> list[int | None]:
     ]
 
 
-def title(pid: int) -> str:
-    """What a process was started with, as far as this user can see it."""
+def described(pid: int) -> str:
+    """A process as messages name it, with the beginning of what it was started with."""
+    return f"process {pid} ({' '.join(_title(pid).split())[:60]})"
+
+
+def _title(pid: int) -> str:
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:

@@ -16,7 +16,7 @@ import psutil
 
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
-from spantrace.vllm_adapter.servers import Server, listening, title
+from spantrace.vllm_adapter.servers import Server, described, listening
 
 READY_S = 1800.0
 STOP_S = 30.0
@@ -102,7 +102,7 @@ def refuse_taken(port: int) -> None:
         time.sleep(_POLL_S)
     if not pids:
         return
-    known = next((f"process {pid} ({' '.join(title(pid).split())[:60]})" for pid in pids if pid), "somebody else")
+    known = next((described(pid) for pid in pids if pid), "somebody else")
     raise SpantraceError(f"{known} listens on port {port} already; end it, or give the server another --port")
 
 

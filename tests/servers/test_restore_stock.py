@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import USUAL
-from live import assert_clean, record, wait_until
+from live import Witness, assert_clean, record, wait_until
 
 from spantrace.loading import load
 
@@ -68,47 +70,46 @@ def test_it_is_switched_to_stock_and_back_under_load(
     assert states(cli, server)[STOCK_ID]["state"] == "applies"
 
 
+@contextmanager
+def on_under_load(server: CpuServer, seer: Witness, cli: Cli, name: str) -> Iterator[dict[str, Any]]:
+    """With it on, and off again as the block ends; then holds what was said of it."""
+    said: dict[str, Any] = {}
+    seer.remember()
+    with server.load(1) as requests:
+        on = cli("toggle", f":{server.port}", "--on", name)
+        assert on.returncode == 0, on.stderr
+        yield said
+        off = cli("toggle", f":{server.port}", "--off", name, "--format", "json")
+        assert off.returncode == 0, off.stderr
+        assert seer.changed() == []
+    assert requests.errors == []
+    (found,) = json.loads(off.stdout)["optimizations"]
+    said |= found
+    assert (said["now"], said["errors"]) == ("off", 0)
+    assert states(cli, server)[name]["state"] == "applies"
+
+
 def test_padding_that_is_there_is_not_written_again_under_load(
     server: CpuServer, witness: AskWitness, cli: Cli
 ) -> None:
     seer = witness(server)
-    seer.remember()
-    with server.load(1) as requests:
-        on = cli("toggle", f":{server.port}", "--on", PADDING)
-        assert on.returncode == 0, on.stderr
+    with on_under_load(server, seer, cli, PADDING) as said:
         assert f"{SPECULATORS}dflash.speculator:prepare_dflash_inputs" in seer.changed()
         wait_until(lambda: states(cli, server)[PADDING]["hits"] > 20, "steps of one request")
-        off = cli("toggle", f":{server.port}", "--off", PADDING, "--format", "json")
-        assert off.returncode == 0, off.stderr
-        assert seer.changed() == []
-    assert requests.errors == []
-    (said,) = json.loads(off.stdout)["optimizations"]
-    assert (said["now"], said["errors"]) == ("off", 0)
     assert said["hits"] > 20
     assert said["fallbacks"] > 0, "the first call of all"
-    assert states(cli, server)[PADDING]["state"] == "applies"
 
 
 def test_parameters_that_did_not_change_are_not_copied_again_under_load(
     server: CpuServer, witness: AskWitness, cli: Cli
 ) -> None:
     seer = witness(server)
-    seer.remember()
-    with server.load(1) as requests:
-        on = cli("toggle", f":{server.port}", "--on", SAMPLING)
-        assert on.returncode == 0, on.stderr
+    with on_under_load(server, seer, cli, SAMPLING) as said:
         sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler"
         assert sorted(seer.changed()) == [f"{sampler}:add_request", f"{sampler}:apply_staged_writes"]
         wait_until(lambda: states(cli, server)[SAMPLING]["hits"] > 20, "steps without a new request")
         wait_until(lambda: states(cli, server)[SAMPLING]["fallbacks"] > 1, "a new request")
-        off = cli("toggle", f":{server.port}", "--off", SAMPLING, "--format", "json")
-        assert off.returncode == 0, off.stderr
-        assert seer.changed() == []
-    assert requests.errors == []
-    (said,) = json.loads(off.stdout)["optimizations"]
-    assert (said["now"], said["errors"]) == ("off", 0)
     assert said["hits"] > said["fallbacks"] > 1
-    assert states(cli, server)[SAMPLING]["state"] == "applies"
 
 
 def test_a_recording_counts_the_drafts_without_a_graph(server: CpuServer, cli: Cli, tmp_path: Path) -> None:
