@@ -24,7 +24,7 @@ def test_a_plan_can_be_read_and_its_gates_are_for_its_arms(path: Path) -> None:
 def test_each_of_the_four_fixes_has_an_arm_of_its_own_and_stock_has_none(version: str) -> None:
     plan = parse((HERE / f"nemotron-{version}.toml").read_text(), lambda name: (HERE / name).read_text())
     arms = {arm.name: arm for arm in plan.arms}
-    assert sorted(set(arms) - {"stock", "stock again", "all"}) == FOUR
+    assert set(FOUR) <= set(arms)
     assert sorted(arms["all"].on) == FOUR
     switched = plan.switched(arms["stock"])
     assert switched == [f"stock-{name}" for name in plan.restore]

@@ -32,6 +32,7 @@ from urllib.request import urlopen
 from spantrace.campaign.parsing import parse
 from spantrace.campaign.plan import Plan
 from spantrace.control import default_directory
+from spantrace.vllm_adapter.live import switch
 from spantrace.vllm_adapter.servers import engine_and_workers, find
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -76,11 +77,14 @@ def answers(port: int) -> bool:
 
 
 def warm_seconds(plan: Plan, port: int, model: str) -> float:
-    """How long the plan's load takes the second time: all that is compiled or cached once, is."""
+    """How long the plan's load takes in stock, once all that is compiled or cached once is, in every arm."""
+    server = find(f":{port}", default_directory())
+    wanted = [plan.switched(arm) for arm in (*plan.arms, plan.arms[0])]
     with TemporaryDirectory() as scratch:
         known = {"url": f"http://127.0.0.1:{port}", "model": model, "result": f"{scratch}/result"}
         command = [word.format(**known) for word in plan.load["command"]]
-        for _ in range(2):
+        for on in wanted:
+            switch(server, on, {name for names in wanted for name in names} - set(on))
             begun = time.monotonic()
             subprocess.run(command, check=True)
         return time.monotonic() - begun

@@ -100,7 +100,7 @@ class Client:
             total[name] += value
         return dict(total)
 
-    def speculation(self, settle_s: float = 5.0) -> Speculation:
+    def speculation(self, settle_s: float = 60.0) -> Speculation:
         """The speculation counters, once no request is running and they have stopped growing."""
         deadline = time.monotonic() + settle_s
         before, now = None, self._speculation()

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from conftest import HYBRID, USUAL
 from live import PROGRAM, wait_until
+from small_load import TOKENS
 
 from spantrace.frames import read_frames
 from spantrace.loading import load
@@ -71,7 +73,7 @@ def check(directory: Path, campaign: dict[str, Any]) -> None:
         assert recording.header["campaign"]["arm"] == entry["arm"]
         on = [one["id"] for one in recording.header["optimizations"] if one["hits"] > 10]
         assert on == ([CHOSEN] if entry["arm"] == CHOSEN else [])
-        assert 50 < entry["load"]["tokens_per_s"] < 5000
+        assert entry["load"]["tokens_per_s"] == pytest.approx(1e3 * TOKENS / entry["load"]["latency_ms"])
         assert not recording.partial
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import USUAL
-from live import MANY, LiveRecording, assert_clean, kinds, live, record
+from live import MANY, LiveRecording, assert_clean, kinds, live, record, wait_until
 
 from spantrace.loading import load
 from spantrace.recording import Recording
@@ -82,11 +82,6 @@ class Case:
         return self.configuration["method"] is not None
 
     @property
-    def overlapping(self) -> int:
-        """As many tokens as keep the first of four streams running until the last one is: some 150 cycles."""
-        return self.tokens if self.runner == "V2" else 8 * self.tokens
-
-    @property
     def repeatable(self) -> bool:
         """Whether a greedy stream is the same each time."""
         return "acceptance" not in self.configuration and "target" not in self.configuration
@@ -133,9 +128,13 @@ def prompts(streams: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("streams", [1, 4])
 def test_counts_equal_vllm(case: Case, server: CpuServer, streams: int, tmp_path: Path) -> None:
     def run() -> None:
-        """All streams at once; of four streams, beside one whose client hangs up in the middle."""
-        with abandoned(server) if streams > 1 else nullcontext():
-            server.complete(prompts(streams), case.tokens if streams == 1 else case.overlapping)
+        """One stream; or four that go on until all are in one batch, beside one whose client hangs up in the middle."""
+        if streams == 1:
+            server.complete(prompts(1), case.tokens)
+            return
+        with abandoned(server), server.load(streams, case.tokens) as answered:
+            wait_until(lambda: server.metrics()["vllm:num_requests_running"] >= streams, "all streams at once")
+        assert answered.errors == []
 
     before = server.speculation()
     recording = record(server, tmp_path / "r.spantrace", run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -158,14 +157,16 @@ def test_a_client_that_is_killed_leaves_no_delay(
     seer, path = witness(server), tmp_path / "s.spantrace"
     with server.load(1) as requests, switched_off(cli, server, seer):
         command = [PROGRAM, "sensitivity", f":{server.port}", "--span", "schedule", *DELAY, "--blocks", "1000"]
-        client = subprocess.Popen([*command, "-o", str(path)], stderr=subprocess.DEVNULL)
+        client = subprocess.Popen([*command, "-o", str(path)], stderr=subprocess.PIPE, text=True)
         try:
             part = path.with_name("s.spantrace.part")
-            wait_until(lambda: part.exists() and load_windows(part), "a block of windows")
+            ended = client.poll
+            wait_until(lambda: ended() is not None or (part.exists() and load_windows(part)), "a block of windows")
+            assert client.poll() is None, client.communicate()[1]
             assert seer.changed() != []
         finally:
-            client.send_signal(signal.SIGKILL)
-            client.wait()
+            client.kill()
+            client.communicate()
         wait_until(lambda: seer.changed() == [], "the end of all hooks")
         server_path = tmp_path / "after.spantrace"
         with live(server, server_path, *MANY, "--warmup", "0") as running:
