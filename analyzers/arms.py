@@ -70,12 +70,16 @@ def against(
     spans: frozenset[str],
     sides: tuple[Units, Units],
     contended: Mapping[str, tuple[int, ...]],
+    uncounted: Collection[str] = (),
 ) -> Arm:
-    """An arm whose optimizations are `ids` and which is for these spans; `sides` are stock's values and its own."""
+    """An arm whose optimizations are `ids` and which is for these spans; `sides` are stock's values and its own.
+
+    Those in `uncounted` are on where nothing was switched, so that no recording counts them.
+    """
     found = effects(*sides, spans)
     counted = counted_in(run.header for run in runs)
     if any(run.header.get(KEY) is not None for run in runs):
-        counted = {name: Switched(name, 0, 0, 0, ()) for name in ids} | counted
+        counted = {name: Switched(name, 0, 0, 0, ()) for name in set(ids) - set(uncounted)} | counted
     fired = tuple(counted[name] for name in sorted(ids) if name in counted)
     silent = tuple(one.id for one in fired if not one.hits)
     never = bool(ids) and set(silent) == set(ids)

@@ -70,15 +70,17 @@ def attribute(
     *,
     rounds: Mapping[str, Sequence[int]] | None = None,
     apart: Mapping[str, tuple[str, ...]] | None = None,
+    uncounted: Collection[str] = (),
 ) -> Attribution:
     """Attribute what every arm changed to the optimizations that are on in it.
 
     `runs` are each arm's windows and `rounds` the round in which each ran, from 0; by default one in each round. Only
     windows of one round are held against each other: 8 rounds with a "stock again" arm, which is stock too, show one
-    span among many. `sets` holds the optimizations of each arm (none for stock and "stock again"), `apart` the arms
-    that differ from stock in something else as well, with the spans that this is for, `targets` the spans that each
-    optimization is for, `loads` per window what its load saw: "itl_ms", "ttft_ms", "latency_ms", "tokens_per_s",
-    "cached_tokens". Stock is the arm of that name, else the first with an empty set, else "stock again".
+    span among many. `sets` holds the optimizations of each arm (none for stock and "stock again"), of which no
+    recording counts those in `uncounted`, `apart` the arms that differ from stock in something else as well, with the
+    spans that this is for, `targets` the spans that each optimization is for, `loads` per window what its load saw:
+    "itl_ms", "ttft_ms", "latency_ms", "tokens_per_s", "cached_tokens". Stock is the arm of that name, else the first
+    with an empty set, else "stock again".
     """
     others = apart or {}
     stock = _stock(runs, {name: sets.get(name) or frozenset(others.keys() & {name}) for name in runs})
@@ -93,10 +95,9 @@ def attribute(
         for name in sides
     }
     arms = _drift_tested(
-        against(name, runs[name], sets.get(name, frozenset()), spans[name], side, flagged)
+        against(name, runs[name], sets.get(name, frozenset()), spans[name], side, flagged, uncounted)
         for name, side in sides.items()
     )
-    found = {arm.name: arm for arm in arms}
     plain = [arm for arm in arms if arm.name not in others]
     every = {one for name in runs if name not in others for one in sets.get(name, ())}
     together = next((arm for arm in plain if len(every) > 1 and set(arm.ids) == every), None)
@@ -107,7 +108,7 @@ def attribute(
         stock_contended=flagged.get(stock, ()),
         unit="round",
         arms=arms,
-        again=found.get(STOCK_AGAIN),
+        again=next((arm for arm in arms if arm.name == STOCK_AGAIN), None),
         together=together,
         optimizations=_optimizations(arms, plain, together, targets, measured),
         interactions=joint,
@@ -196,8 +197,7 @@ def _sides(
         if name == stock:
             continue
         if CYCLE not in values:
-            why = "has no recording" if name in empty else "has no two steady cycles in a row"
-            lost.append(Lost(name, why))
+            lost.append(Lost(name, "has no recording" if name in empty else "has no two steady cycles in a row"))
             continue
         side = in_rounds(_controls([measured[one] for one in equal if one != name], values), values)
         if change_of(CYCLE, *side).change is None:

@@ -120,6 +120,15 @@ def test_a_switch_that_was_on_nowhere_never_fired() -> None:
     assert idle.conversion.verdict == "never fired"
 
 
+def test_what_a_server_has_by_itself_is_counted_by_nobody_and_not_called_silent() -> None:
+    runs = campaign({STOCK: {}, "fix": {}}, on={"fix": ("another",)}, seed=4)
+    targets = {"fix": ("sample",)}
+    fix = arm_of(attribute(runs, {"fix": frozenset({"fix"})}, targets, uncounted=["fix"]), "fix")
+    assert (fix.silent, fix.hits("fix"), fix.never_fired) == ((), None, False)
+    assert fix.conversion is not None
+    assert fix.conversion.verdict != "never fired"
+
+
 def overlapping(joint_ms: float, seed: int = 5) -> Attribution:
     """Two optimizations of 0.8 and 0.6 ms that save `joint_ms` together."""
     arms = {

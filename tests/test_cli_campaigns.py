@@ -51,7 +51,7 @@ def measured(
     `codes` are those of arms that did not run `CODE`; other processes used `others` of the CPUs.
     """
     arms = {arm.name: {} for arm in plan.arms}
-    on = {arm.name: arm.on for arm in plan.arms}
+    on = {arm.name: tuple(one for one in arm.on if one not in plan.restore) for arm in plan.arms}
     runs = campaign(arms, windows=plan.repeats, cycles=20, drift=0.4, seed=seed, on=on, hits={QUERY: hits})
     left = {name: list(enumerate(some)) for name, some in runs.items()}
     with Store(directory, plan) as store:
@@ -122,6 +122,14 @@ def test_an_optimization_that_never_fired_is_told_of_an_arm_that_is_also_delayed
     assert both is not None
     assert (both.ids, both.silent) == ((QUERY,), (QUERY,))
     assert "schedule" in both.targets
+
+
+def test_a_fix_that_the_server_has_by_itself_is_not_said_to_have_never_fired(tmp_path: Path) -> None:
+    fix = "skip-draft-rebuild"
+    plan = replace(plan_of(Arm(fix, (fix,)), Arm("both", (QUERY, fix))), target=":8100", restore=(fix,))
+    found, _ = attributed(measured(tmp_path / "campaign", plan))
+    told = {arm.name: (arm.silent, arm.hits(fix), arm.never_fired) for arm in found.arms}
+    assert told == dict.fromkeys((STOCK_AGAIN, QUERY, fix, "both"), ((), None, False))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ def prompt(prefix: int, more: int) -> list[int]:
 
 def arrivals(url: str, model: str, ids: list[int], tokens: int) -> Iterator[float]:
     """When a request was sent, and when each chunk of its answer arrived, in seconds."""
-    # Dummy weights answer with a special token. Skipped ones give no text, and as long as there is none vLLM's
-    # detokenizer decodes the whole prompt anew for each token: 26 ms at 34K, four times a cycle.
+    # A special token that is skipped has no text either: see live_overhead/whole_tokenizer.py.
     body = {"model": model, "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
             "skip_special_tokens": False}  # fmt: skip
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)

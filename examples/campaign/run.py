@@ -42,6 +42,8 @@ OWN_S = 1.0
 """What a window takes beside its load: switching, the recording's start and its end."""
 FEWEST, MOST = 6, 12
 """Rounds: with fewer nothing can be shown of so many spans, and more than these are a matter for an afternoon."""
+ALIGNED = {"0.26.0": ("--mamba-cache-mode", "align")}
+"""What a version must be asked for to keep Mamba states where the later ones keep them by themselves."""
 SPANTRACE = (sys.executable, "-m", "spantrace.cli.main")
 
 
@@ -54,8 +56,9 @@ def served(options: argparse.Namespace) -> Iterator[None]:
     if options.models is None or options.port != FIRST_PORT:
         sys.exit(f"no server answers at :{options.port}; start one, or give --models and leave out --port")
     os.environ["SPANTRACE_OPTIMIZE"] = "split-kv-3d"
-    setup = SETS[options.plan.stem.rpartition("-")[2]][0]
-    setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching"))
+    version = options.plan.stem.rpartition("-")[2]
+    setup = SETS[version][0]
+    setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching", *ALIGNED.get(version, ())))
     server = serve(setup, 0, options)
     try:
         if not wait_ready(server, options.port, time.monotonic() + READY_S):

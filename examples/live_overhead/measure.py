@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from servers import FIRST_PORT, READY_S, SETS, Setup, pin, serve, stop, wait_ready
-from windows import Stream, overhead
-
 from spantrace.control import default_directory
 from spantrace.sampling import every_for
 from spantrace.vllm_adapter.servers import engine_and_workers, find
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from live_overhead.servers import FIRST_PORT, READY_S, SETS, Setup, pin, serve, stop, wait_ready
+from live_overhead.windows import Stream, overhead
 
 HEAD = """\
 | server | not recorded ms | recorded ms | typical change, 95% interval | mean change, 95% interval | A to A | pairs |

@@ -16,6 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from live_overhead.whole_tokenizer import whole_tokenizer
+
 FIRST_PORT = 8100
 READY_S = 420
 
@@ -56,12 +58,13 @@ One with two ranks has GPUs 0 and 1.
 def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Start `vllm serve` on a dummy model, NemotronH unless told otherwise, with its DFlash drafter of the write-up."""
     model = options.models / (setup.model or options.model)
+    tokenizer = whole_tokenizer(model, options.out / "tokenizers" / model.name)
     speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
                    "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
     if not options.cpu:
         speculative["attention_backend"] = "TRITON_ATTN"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m"]
-    command += ["--host", "127.0.0.1", "--port", str(FIRST_PORT + index)]
+    command += ["--host", "127.0.0.1", "--port", str(FIRST_PORT + index), "--tokenizer", str(tokenizer)]
     command += ["--speculative-config", json.dumps(speculative)]
     if options.cpu:
         command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]

@@ -58,6 +58,6 @@ OPTIMIZATION = Optimization(
     switch=late("optimized.aux_stream_context.switch:AuxStream"),
     cases=late("optimized.aux_stream_context.reference:cases"),
     contest=late("optimized.aux_stream_context.contest:contest"),
-    evidence="tests/gpu/test_aux_stream_on_cuda.py::test_every_cycle_is_a_hit_and_drafts_the_same",
+    evidence="examples/results/h200-aux-stream.spantrace",
     named_set="dspark-aux-stream",
 )

@@ -29,6 +29,7 @@ def attributed(store: Store) -> tuple[Attribution, Runs]:
         windows.contended,
         rounds=windows.rounds,
         apart={arm.name: tuple(arm.delay) for arm in arms if arm.restarts or arm.delay},
+        uncounted=store.plan.restore,
     )
     return found, windows.runs
 
