@@ -10,7 +10,7 @@ import numpy as np
 from analyzers.per_cycle import STEADY, Floats, chosen_cycles
 from analyzers.quantities import span_series
 from analyzers.span_table import depth
-from analyzers.statistics import Estimate, median_estimate, run_medians, shift
+from analyzers.statistics import SIGNIFICANT, Estimate, median_estimate, run_medians, shift, smallest_p
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.recording import Recording
 from spantrace.sampled import samples_of
@@ -20,7 +20,16 @@ Value = str | int | float | bool | None
 _NOT_CONFIGURATION = frozenset({"url", "port", "args"})
 """Keys of the header's server part that differ between two servers of one configuration."""
 TOGETHER = {
-    "drafter": frozenset({"method", "num_speculative_tokens", "always_drafts", "rejection_sample_method", "acceptance"})
+    "drafter": frozenset(
+        {
+            "method",
+            "num_speculative_tokens",
+            "always_drafts",
+            "rejection_sample_method",
+            "acceptance",
+            "draft_attention_backend",
+        }
+    )
 }
 """A key that `vary` may name, and those that follow from it."""
 
@@ -49,6 +58,11 @@ class SpanDelta:
     def absent(self) -> str | None:
         """The side that lacks the span, "A" or "B"; None where both have it."""
         return "A" if self.a is None else "B" if self.b is None else None
+
+    @property
+    def too_few(self) -> bool:
+        """Whether both sides have the span, and no difference of so few runs or blocks could be shown."""
+        return self.absent is None and smallest_p(*self.units) > SIGNIFICANT
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,10 @@ def shift(a: Sequence[Floats], b: Sequence[Floats]) -> Shift | None:
     first, second = (np.log(np.maximum(run_medians(side), 1.0)) for side in (a, b))
     if not len(first) or not len(second):
         return None
-    p = 1.0 if np.ptp(np.concatenate([first, second])) == 0 else float(mannwhitneyu(first, second).pvalue)
+    # Equal values make scipy take the normal approximation, which knows no least p of few runs.
+    least = smallest_p(len(first), len(second))
+    tied = np.ptp(np.concatenate([first, second])) == 0
+    p = 1.0 if tied else max(least, float(mannwhitneyu(first, second).pvalue))
     differences = np.sort((second[:, None] - first[None, :]).ravel())
     ratio = float(np.exp(np.median(differences)))
     cut = _critical(len(first), len(second))

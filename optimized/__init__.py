@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from optimized.cases import Place
+from optimized.naming import names_in, unknown
 from optimized.optimization import Optimization, Switch
 from optimized.pinning import hindrance, self_test
 from optimized.seams import BUILT_IN, Seam
@@ -43,16 +44,16 @@ def discover() -> dict[str, Optimization]:
 
 
 def select(text: str, vllm: str | None = None, place: Place | None = None) -> list[str]:
-    """The ids that "a,b", "all" or "none" names, with named sets; raises SpantraceError for an unknown one.
+    """The ids that "a,b", "all" or "none" names, with named sets; raises SpantraceError for what is wrong in it.
 
-    All are those with a seam in the built-in cycle, or in the vLLM of that version, less those that rebuild stock and
-    those `left_out`.
+    All are those with a seam in the built-in cycle, or in that vLLM, less those that rebuild stock or are `left_out`.
     """
+    text = text.strip()
     if text in ("all", "none"):
         without = left_out(text, vllm, place)
         fitting = [name for name, item in discover().items() if item.seams_at(vllm) and not item.restores]
         return [name for name in fitting if name not in without and text == "all"]
-    return _known(members(part.strip() for part in text.split(",")))
+    return _known(members(names_in(text)))
 
 
 def left_out(text: str, vllm: str | None = None, place: Place | None = None) -> dict[str, str]:
@@ -201,9 +202,8 @@ def allocated(name: str) -> int:
 
 def _known(ids: Iterable[str]) -> list[str]:
     unique = list(dict.fromkeys(ids))
-    for name in unique:
-        if name not in discover():
-            raise SpantraceError(f"no optimization is called {name!r}; choose from {', '.join([*discover(), *sets()])}")
+    if wrong := [name for name in unique if name not in discover()]:
+        raise unknown(wrong[0], [*discover(), *sets()])
     return unique
 
 

@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case runs, "cpu" or "cuda", and the dtype of its activations."""
+    """Where a case runs, "cpu" or "cuda", and the dtype of its activations.
+
+    Of a cycle that runs there also its `drafter`, "none" without one, and whether its target keeps `states`; None
+    where that is not known.
+    """
 
     device: str = "cpu"
     dtype: str = "float32"
+    drafter: str | None = None
+    states: bool | None = None
 
 
 @dataclass(frozen=True)

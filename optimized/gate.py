@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from optimized.cases import Place
 from optimized.optimization import Optimization
 from optimized.seams import BUILT_IN
 
@@ -23,6 +24,7 @@ class State(str, Enum):
 
     ON = "on"
     APPLIES = "applies"
+    WAITING = "waiting"
     UPSTREAM = "already upstream"
     REFUSED = "refused"
 
@@ -74,13 +76,20 @@ def admit_here(item: Optimization, vllm: str) -> Admission:
     return Admission(State.REFUSED, "; ".join(reasons)) if reasons else found
 
 
-def admit_built_in(item: Optimization, drafter: str | None = None) -> Admission:
-    """Whether `item` fires in the built-in cycle, with that drafter where it is known."""
+def admit_built_in(item: Optimization, place: Place) -> Admission:
+    """Whether `item` fires in the built-in cycle at that place, be it on this machine or on another one."""
     if not item.seams_at():
         return Admission(State.REFUSED, f"it does not fire in the {BUILT_IN}")
-    if drafter is not None and drafter not in item.drafters:
-        return Admission(State.REFUSED, f"it is for {', '.join(item.drafters)}, and the drafter here is {drafter}")
-    return Admission(State.APPLIES)
+    why = unfit(item, place)
+    return Admission(State.REFUSED, why) if why else Admission(State.APPLIES)
+
+
+def unfit(item: Optimization, place: Place) -> str | None:
+    """Why `item` has nothing to do in the cycle that runs there; None where it has, or where that is not known."""
+    if place.drafter is not None and place.drafter not in item.drafters:
+        here = "there is none" if place.drafter == "none" else f"the drafter here is {place.drafter}"
+        return f"it is for the drafter {' or '.join(item.drafters)}, and {here}"
+    return "the target here keeps no states" if item.needs_states and place.states is False else None
 
 
 def strangers(item: Optimization, version: str, sources: Path) -> list[str]:

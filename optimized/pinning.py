@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from optimized.cases import Case, Place
+from optimized.gate import unfit
 from optimized.optimization import Agreement, Optimization
 from spantrace.errors import SpantraceError
 
@@ -36,7 +37,8 @@ def hindrance(optimization: Optimization, place: Place | None) -> str | None:
     """Why it cannot be applied on this machine, or at one place of it, where a PINNED one judges itself."""
     if place is None:
         return "; ".join(optimization.unmet()) or None
-    return "; ".join(optimization.unmet(place.device)) or disagreement(optimization, place)
+    own = Place(place.device, place.dtype)
+    return "; ".join(optimization.unmet(own.device)) or unfit(optimization, place) or disagreement(optimization, own)
 
 
 class Judged:

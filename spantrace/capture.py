@@ -139,9 +139,11 @@ class Capture:
         return enough or (until.seconds is not None and time.monotonic() - started >= until.seconds)
 
     def nothing(self, idle: str) -> SpantraceError:
-        """Why no cycle was recorded: a hook's failure, or what `idle` says of the server."""
+        """Why no cycle was recorded: a hook's failure, a lost process, or what `idle` says of the server."""
         if self.failure:
             return SpantraceError(f"no cycle could be recorded, a hook failed: {self.failure}; please report it")
+        if self._lost:
+            return SpantraceError(f"no cycle was recorded: {self.note}")
         return SpantraceError(f"{idle}; put load on it while it is recorded", EXIT_NOT_COMPARABLE)
 
     def _give_up(self, idle: float) -> None:

@@ -12,13 +12,13 @@ import math
 import os
 import select
 import socket
-import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from spantrace.directories import pid_here, private_directory, socket_of
 from spantrace.errors import SpantraceError
 from spantrace.frames import LARGEST_FRAME, LARGEST_REQUEST, Decoder, Frame, encode
 
@@ -29,24 +29,12 @@ RETRY_S = 0.5
 """Pause after a connection could not be accepted, as when the process has no file descriptor left."""
 
 
-def default_directory() -> Path:
-    """Where sockets lie: $SPANTRACE_DIR, else a private folder of this user."""
-    if chosen := os.environ.get("SPANTRACE_DIR"):
+def default_directory(environment: Mapping[str, str] = os.environ, user: int | None = None) -> Path:
+    """Where sockets lie: $SPANTRACE_DIR, else a private folder of this user, or of another process's."""
+    if chosen := environment.get("SPANTRACE_DIR"):
         return Path(chosen)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "spantrace" if runtime else Path(f"/tmp/spantrace-{os.getuid()}")
-
-
-def private_directory(path: Path) -> Path:
-    """Make `path` with mode 0700, or check that it is this user's own and closed to others."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except OSError as error:
-        raise SpantraceError(f"{path} cannot be a directory of sockets: {error.strerror}; set SPANTRACE_DIR") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise SpantraceError(f"{path} is not a private directory of this user; remove it or set SPANTRACE_DIR")
-    return path
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "spantrace" if runtime else Path(f"/tmp/spantrace-{os.getuid() if user is None else user}")
 
 
 class Connection:
@@ -185,32 +173,36 @@ def _listen(path: Path) -> socket.socket:
 
 
 def processes(directory: Path) -> list[int]:
-    """Pids that listen in `directory`; socket files that nobody listens to any more are removed."""
+    """Pids here of those that listen in `directory`; socket files that nobody listens to any more are removed.
+
+    Of a process that cannot be seen from here, as of another container, it is the pid that it has there.
+    """
     found = []
     for path in sorted(directory.glob("*.sock")) if directory.is_dir() else []:
         with contextlib.suppress(OSError, SpantraceError):
-            if path.stem.isdecimal() and path.is_socket() and _listens(path):
-                found.append(int(path.stem))
+            if path.stem.isdecimal() and path.is_socket() and (peer := _listener(path)) is not None:
+                found.append(pid_here(int(path.stem), peer))
     return found
 
 
-def _listens(path: Path) -> bool:
+def _listener(path: Path) -> int | None:
+    """The pid of who listens, 0 for one that cannot be seen from here; None, and the file removed, for nobody."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer, _short_path(path) as address:
         peer.settimeout(CONNECT_TIMEOUT_S)
         try:
             peer.connect(address)
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-            return False
-        return True
+            return None
+        return _peer_of(peer)[0]
 
 
 def connect(directory: Path, pid: int) -> Connection:
-    """Connect to the process `pid`; SpantraceError where it does not answer."""
+    """Connect to the process `pid`, its pid here or in its container; SpantraceError where it does not answer."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.settimeout(CONNECT_TIMEOUT_S)
     try:
-        with _short_path(directory / f"{pid}.sock") as address:
+        with _short_path(socket_of(directory, pid)) as address:
             peer.connect(address)
     except OSError as error:
         peer.close()

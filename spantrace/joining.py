@@ -70,6 +70,9 @@ def _cycles(
     complete = no_step | np.isin(step, np.fromiter(updates, np.int64, len(updates)))
     for worker in workers:
         complete &= no_step | np.isin(step, processes[worker].table("execute", 2)[:, 0])
+    if not header["processes"][engine].get("stopped", True):
+        # A process sends its rows before its facts: what the last turns were may have been lost with the end.
+        complete &= ~no_step | (start < scheduled[:, 1].max(initial=0))
     idle = processes[engine].table("idle", 2)
     idle_before = np.zeros(count, dtype=bool)
     follower = np.searchsorted(start, idle[:, 1], side="left")

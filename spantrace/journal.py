@@ -19,25 +19,38 @@ def journal_path(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
+def lies_in(part: Path) -> str:
+    """Where what was recorded lies once it could not be put into its place, and what to do with it."""
+    return f"{part} holds what was recorded, and can be renamed, or reported on as it is"
+
+
 class Journal:
     """Appends frames to `PATH.part`; `finish()` turns it into the recording at `path`.
 
-    What cannot go on is `kept`, and an error says so, unless its owner removes it. `follower` gets each frame that was
-    written, its rows packed.
+    Neither takes the place of a file that is there, unless by `force`. What cannot go on is `kept`, and an error says
+    so, unless its owner removes it. `follower` gets each frame that was written, its rows packed.
     """
 
     def __init__(
-        self, path: Path, header: Header, *, kept: bool = True, follower: Callable[[Frame], None] | None = None
+        self,
+        path: Path,
+        header: Header,
+        *,
+        force: bool = False,
+        kept: bool = True,
+        follower: Callable[[Frame], None] | None = None,
     ) -> None:
-        self.path, self._kept, self._follower = path, kept, follower
+        self.path, self._force, self._kept, self._follower = path, force, kept, follower
         self.part = journal_path(path)
         self._frame_sizes = 0
         try:
-            self._file = self.part.open("wb", buffering=0)
+            self._file = self.part.open("wb" if force else "xb", buffering=0)
+        except FileExistsError as error:
+            raise SpantraceError(f"{self.part} exists; choose another name or add --force") from error
         except OSError as error:
-            missing = f"there is no folder {path.parent}; make it" if not path.parent.is_dir() else error.strerror
-            raise SpantraceError(f"cannot write {path}: {missing}") from error
+            raise SpantraceError(f"cannot write {path}: {error.strerror}") from error
         self.write({"type": MAGIC, "schema": SCHEMA, "header": {**header, "journal": True}})
+        self._head_size = self._frame_sizes
 
     def write(self, frame: Frame) -> None:
         """Append one frame whole, its rows packed, or leave the file as it was and raise SpantraceError.
@@ -67,11 +80,11 @@ class Journal:
             self._file.close()
             recording = load(self.part)
             try:
-                recording.save(self.path)
+                recording.save(self.path, replace=self._force)
             except SpantraceError as error:
                 if not self._kept:
                     raise
-                raise SpantraceError(f"{error}; {self.part} holds what was recorded") from error
+                raise SpantraceError(f"{error}; {lies_in(self.part)}") from error
             self.part.unlink()
         return recording
 
@@ -86,4 +99,6 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._frame_sizes == self._head_size:
+            self.discard()
         self._file.close()

@@ -95,9 +95,9 @@ class Recording:
         """The same recording with only these spans, bool [spans], and all its cycles."""
         return replace(self, spans=Spans(**{name: column[kept] for name, column in vars(self.spans).items()}))
 
-    def save(self, path: Path) -> None:
-        """Write the recording; an existing file is replaced only once the new one is whole."""
-        with written_whole(path) as file:
+    def save(self, path: Path, *, replace: bool = True) -> None:
+        """Write the recording; an existing file is replaced only once the new one is whole, or not at all."""
+        with written_whole(path, replace=replace) as file:
             for frame in self._frames():
                 file.write(encode(frame))
 

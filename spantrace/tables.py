@@ -92,7 +92,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the rows; every other one holds numbers or short text."""
+    """The first column names the rows; every other one holds numbers or short text. Without rows only CSV shows it."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -189,6 +189,8 @@ def _sentences(headline: Headline) -> list[str]:
 
 
 def _pipe_table(table: Table) -> list[str]:
+    if not table.rows:
+        return []
     columns = [column for column in table.columns if not column.bar and column.only != "data"]
     titles = [f"{column.group} {column.title}".strip() for column in columns]
     rows = [

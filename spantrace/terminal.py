@@ -71,7 +71,7 @@ def lines(document: Document, width: int, *, bars: bool, cut: bool) -> list[Text
     out = [Text(line, "bold") for parts in document.heading for line in flow(parts, width)]
     out += [Text()] if out else []
     if document.headline is not None:
-        out += [*_headline(document.headline, width), Text()]
+        out += [*_headline(document.headline, width), *([Text()] if document.table.rows else [])]
     out += _table(document.table, width, bars, cut)
     for section in document.sections:
         out += [Text(), *_headline(section.headline, width), Text(), *_table(section.table, width, bars, cut)]
@@ -102,7 +102,8 @@ def align(cells: Sequence[str]) -> list[str]:
     tails = [len(cell) - cell.index(".") if "." in cell else 0 for cell in cells]
     longest = max(tails, default=0)
     padded = [
-        cell + " " * (longest - tail) if cell[-1:].isdigit() else cell for cell, tail in zip(cells, tails, strict=True)
+        cell if cell[:1].isalpha() or not cell[-1:].isdigit() else cell + " " * (longest - tail)
+        for cell, tail in zip(cells, tails, strict=True)
     ]
     width = max((len(cell) for cell in padded), default=0)
     return [cell.rjust(width) for cell in padded]
@@ -164,6 +165,8 @@ def _groups(blocks: list[_Block]) -> str:
 def _table(table: Table, width: int, bars: bool, cut: bool) -> list[Text]:
     from rich.text import Text
 
+    if not table.rows:
+        return []
     blocks = _fitting(_blocks(table), width, bars, cut)
     out = [Text(_groups(blocks), "dim")] if any(block.column.group for block in blocks) else []
     out.append(Text(GAP.join(block.title for block in blocks).rstrip(), "dim"))

@@ -109,7 +109,7 @@ def joined(*processes: Played, drafts: int = 2, warmup: int = 0) -> Recording:
 
 def write_journal(path: Path, *processes: Played, end: bool = True) -> Path:
     """The same as the journal of a recording under way at `path`; returns the journal's own path."""
-    with Journal(path, header()) as journal:
+    with Journal(path, header(), force=True) as journal:
         for frame in frames_of(*processes):
             journal.write(frame)
         if end:

@@ -191,6 +191,21 @@ def test_a_worker_that_dies_leaves_a_partial_recording(cast: Cast, journal: Jour
     assert [one["stopped"] for one in recording.header["processes"]] == [False, True]
 
 
+def test_an_engine_that_dies_before_any_cycle_is_not_called_idle(cast: Cast, journal: Journal) -> None:
+    def die(connection: Connection, actor: Actor) -> None:
+        connection.send(actor.played.frames()[0])
+        raise EOFError
+
+    cast(*sync_server(), engine=die)
+    with prepared(journal) as capture:
+        capture.run(Until(seconds=60))
+        assert not capture.stop()
+        why = str(capture.nothing("no cycle was recorded: the server was idle"))
+    assert why == (
+        "no cycle was recorded: engine process 10 broke off while it was recorded: the peer closed the connection"
+    )
+
+
 def test_an_engine_that_sends_garbage_leaves_a_partial_recording(cast: Cast, journal: Journal) -> None:
     def spoil(connection: Connection, actor: Actor) -> None:
         armed, *frames, _ = actor.played.frames()

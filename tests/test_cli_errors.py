@@ -18,7 +18,8 @@ from journals import ENGINE, Played, sync_server, write_journal
 from recordings import make_recording
 
 from spantrace.cli import making
-from spantrace.cli.main import COMMANDS, EXIT_INTERRUPTED, run
+from spantrace.cli.group import COMMANDS
+from spantrace.cli.main import EXIT_INTERRUPTED, run
 from spantrace.errors import EXIT_BAD_INPUT, EXIT_NOT_COMPARABLE
 from spantrace.loading import load
 from spantrace.vllm_adapter import servers
@@ -67,6 +68,11 @@ BAD = [
     (["record", ":1", "-o", "a.spantrace"], "a.spantrace exists; choose another name or add --force"),
     (["record", ":1", "-o", "folder"], "Invalid value for '-o' / '--output': File 'folder' is a directory"),
     (["record", ":1", "--colour"], "No such option"),
+    (["record", ":1", "-o", "-"], "- would be stdout, to which no file is written; name a file"),
+    (["export", "a.spantrace", "--to", "csv", "-o", "-"], "- would be stdout, to which no file is written"),
+    (["export", "a.spantrace", "--to", "csv", "-o", "none/a"], "cannot write none/a: there is no folder none; make it"),
+    (["report", "a.spantrace", "--html", "none/a.html"], "cannot write none/a.html: there is no folder none; make it"),
+    (["export", "a.spantrace", "--to", "csv", "-o", ""], "nothing is named; name what to write, or leave it out"),
     (["serve"], "name a model: spantrace serve -- MODEL [vllm serve arguments]"),
     (["ps", "extra"], "Got unexpected extra argument (extra)"),
     (["doctor", "--format"], "Option '--format' requires an argument"),
@@ -89,6 +95,31 @@ def one_sentence(captured: Captured) -> str:
 def test_bad_input_gets_one_sentence_and_code_2(arguments: list[str], why: str, capsys: Captured) -> None:
     assert run(arguments) == EXIT_BAD_INPUT
     assert why in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["record", ":1", "-o"],
+        ["run", "-o"],
+        ["sensitivity", "built-in", "-o"],
+        ["explain", ":1", "--span", "cycle", "-o"],
+        ["ab", "built-in", "--dry-run", "-o"],
+        ["ab", "built-in", "--dry-run", "--plot"],
+        ["report", "a.spantrace", "--html"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_to_write_has_a_name_that_can_be_printed(arguments: list[str], capsys: Captured) -> None:
+    before = sorted(Path().iterdir())
+    for name, why in (
+        ("", "nothing is named; name what to write, or leave it out; see spantrace"),
+        ("new\nline.html", r"'new\nline.html' has a character that cannot be printed; choose another name; see"),
+        ("bell\a.html", r"'bell\x07.html' has a character that cannot be printed"),
+    ):
+        assert run([*arguments, name]) == EXIT_BAD_INPUT
+        assert why in one_sentence(capsys)
+    assert sorted(Path().iterdir()) == before
 
 
 def test_what_cannot_be_compared_gets_code_3(capsys: Captured) -> None:
@@ -129,9 +160,13 @@ def test_no_command_at_all_shows_the_help(capsys: Captured) -> None:
 
 def test_without_servers_ps_and_doctor_say_so(capsys: Captured) -> None:
     assert run(["ps"]) == 0
-    assert "no vLLM server of this user runs here" in " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert out == "no vLLM server of this user runs here (in a container: --dir, on a shared directory)\n"
     assert run(["doctor", "--dir", "folder/sockets"]) == 0
-    assert "0 vLLM servers here" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sockets no there is no directory folder/sockets yet" in said
+    assert "servers no none of this user runs here" in said
+    assert not Path("folder/sockets").exists()
     assert run(["doctor", "--dir", "notes.txt"]) == 0
     assert "notes.txt cannot be a directory of sockets" in " ".join(capsys.readouterr().out.split())
 
@@ -209,6 +244,44 @@ def test_what_is_no_file_is_not_overwritten_even_when_forced(
     assert Path("/dev/null").is_char_device()
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_file_that_appears_while_it_is_recorded_is_replaced_only_when_forced(
+    forced: bool, place: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    cast(sync_server()[0])
+    arguments = [*played_server(place, monkeypatch), "--cycles", "3", *(["--force"] if forced else [])]
+    appear = lambda cycles: Path("new.spantrace").write_text("precious")  # noqa: E731
+    monkeypatch.setattr(making, "progress_bar", lambda total: contextlib.nullcontext(appear))
+    assert run([*arguments, "-o", "new.spantrace"]) == (0 if forced else EXIT_BAD_INPUT)
+    if forced:
+        assert len(load(Path("new.spantrace")).cycles) == 3
+        assert [path.name for path in place.glob("new*")] == ["new.spantrace"]
+        return
+    assert one_sentence(capsys) == (
+        "spantrace: cannot write new.spantrace: a file has appeared there, which is left alone; "
+        "new.spantrace.part holds what was recorded, and can be renamed, or reported on as it is\n"
+    )
+    assert Path("new.spantrace").read_text() == "precious"
+    assert len(load(Path("new.spantrace.part").rename("other.spantrace")).cycles) == 3
+    assert [path.name for path in place.glob("*new*")] == ["new.spantrace"]
+
+
+def test_a_file_that_appears_while_it_is_sampled_is_left_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def appears(*_: object) -> Any:
+        Path("new.spantrace").write_text("precious")
+        return make_recording(cycles=60)
+
+    monkeypatch.setattr("spantrace.vllm_adapter.stack_samples.sample_server", appears)
+    arguments = [*played_server(place, monkeypatch), "--sample", "-o", "new.spantrace"]
+    monkeypatch.setattr(making, "progress_bar", lambda *_: contextlib.nullcontext())
+    assert run([word for word in arguments if word not in ("--warmup", "0")]) == EXIT_BAD_INPUT
+    assert "; new.spantrace.part holds what was recorded" in one_sentence(capsys)
+    assert Path("new.spantrace").read_text() == "precious"
+    assert len(load(Path("new.spantrace.part")).cycles) == 60
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_a_recording(
     number: signal.Signals, place: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch, capsys: Captured
@@ -236,7 +309,7 @@ def test_ctrl_c_before_anything_was_recorded_leaves_no_file(
     stop = lambda cycles: signal.raise_signal(signal.SIGTERM)  # noqa: E731
     monkeypatch.setattr(making, "progress_bar", lambda total: contextlib.nullcontext(stop))
     assert run([*arguments, "-o", "new.spantrace"]) == EXIT_INTERRUPTED
-    assert capsys.readouterr().err == "stopped; nothing was recorded\n"
+    assert one_sentence(capsys) == "spantrace: stopped; nothing was recorded\n"
     assert not list(place.glob("new*"))
 
 

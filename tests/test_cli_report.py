@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from recordings import NEMOTRON_HOST, QWEN3_GPU, QWEN3_HOST, make_recording
 
-from spantrace.cli.main import COMMANDS, run
+from spantrace.cli.group import COMMANDS
+from spantrace.cli.main import run
 from spantrace.recording import Recording
 
 FIXED = {**NEMOTRON_HOST, "target.metadata": 1.06, "target.metadata.mamba": 0.02, "draft.metadata": 0.04}
@@ -171,6 +172,16 @@ def test_compare_takes_directories_of_runs(tmp_path: Path, capsys: pytest.Captur
     assert "0.029" in out
     (tmp_path / "empty").mkdir()
     assert spantrace("compare", tmp_path / "stock", tmp_path / "empty") == 2
+
+
+def test_few_cycles_beside_many_are_too_few_for_their_spans(
+    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = saved(make_recording(seed=2, cycles=12), tmp_path / "few.spantrace")
+    assert spantrace("compare", stock, few, "--force") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^  schedule .* too few +- ", out, re.MULTILINE)
+    assert re.search(r"^  CYCLE ~|too few values", out, re.MULTILINE)
 
 
 def test_long_names_become_a_and_b(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

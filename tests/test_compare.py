@@ -43,6 +43,15 @@ def test_equal_medians_show_nothing() -> None:
     assert (row.delta, row.p, row.shown) == (0.0, 1.0, False)
 
 
+def test_blocks_that_are_too_few_to_show_anything_are_not_called_equal() -> None:
+    few, many = (
+        delta(compare([steady(2.0)], [steady(1.0, cycles=10)]), "schedule"),
+        delta(compare([steady(2.0)], [steady(1.0)]), "schedule"),
+    )
+    assert (few.units, few.shown, few.too_few) == ((10, 1), False, True)
+    assert (many.shown, many.too_few) == (True, False)
+
+
 def test_the_fix_is_found_and_untouched_spans_are_not() -> None:
     found = compare([make_recording(seed=1)], [make_recording(FIXED, seed=2)])
     cycle, metadata = delta(found, "cycle"), delta(found, "target.metadata")

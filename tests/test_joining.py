@@ -448,6 +448,18 @@ def test_rows_of_sites_that_were_never_named_are_left_out() -> None:
     assert {row[0] for row in rows_of(only_engine)} == {"cycle", "schedule", "output.wait", "output.update"}
 
 
+def test_turns_whose_facts_were_lost_with_the_end_are_partial_and_not_empty() -> None:
+    engine = turns(Played("engine"), [1, 2])
+    for turn in (3, 4):
+        engine.row("cycle", 1000 * turn, 1000 * turn + 900)
+    worker = Played("worker").execute(1, 1020).execute(2, 2020)
+    whole = joined(engine, worker)
+    assert (kinds(whole)[2:], whole.header["left_out"]) == ([Kind.EMPTY, Kind.EMPTY], {"partial": 0})
+    frames = [frame for frame in frames_of(engine, worker) if frame["type"] not in ("stopped", "end")]
+    cut = join(complete_header(header(), frames), frames, partial=True)
+    assert (cut.cycles.step.tolist(), cut.header["left_out"]) == ([1, 2], {"partial": 2})
+
+
 def test_without_any_cycle_there_is_nothing_to_join() -> None:
     with pytest.raises(SpantraceError, match="holds no cycle; put load on the server"):
         joined(Played("engine").row("schedule", 1, 2), Played("worker").execute(1, 10))

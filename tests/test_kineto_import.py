@@ -285,13 +285,16 @@ def test_packed_parts_and_long_stretches_of_nothing_are_read_whole(tmp_path: Pat
     [
         (b"{}", "is no trace: it has no traceEvents"),
         (b'{"name": "x", "version": 2}', "is no trace: it has no traceEvents"),
-        (b"{ not json", "is no trace: lexical error"),
+        (b"{ not json", "is no trace: it is not JSON$"),
         (gzip.compress(b"hello"), "is no trace"),
         (gzip.compress(b""), "is no trace"),
         (b"[1, 2, 3]", "no two cycles are found"),
         (b'{"traceEvents": []}', "no two cycles are found"),
         (gzip.compress(text(cycles(9)).encode())[:-8] + b"12345678", "is damaged"),
-        (text(cycles(9)).encode().replace(b'"draft.forward"', b"NaN", 1), "is damaged after"),
+        (
+            text(cycles(9)).encode().replace(b'"draft.forward"', b"NaN", 1),
+            r"is damaged after \d+ events: what follows is not JSON; copy it anew$",
+        ),
         (b'{"traceEvents": [{"ts": ' + b"7" * 4500 + b"}]}", "holds a number of over 4,000 digits"),
         (text(cycles(9)).encode()[:200], "the file is cut short: copy it anew"),
     ],

@@ -40,8 +40,8 @@ def say(capsys: Captured) -> Say:
     return listed
 
 
-def recorded(path: Path, vllm: str | None = "0.33.0", **parts: Any) -> str:
-    engine = {} if vllm else {"engine": "built-in cycle"}
+def recorded(path: Path, vllm: str | None = "0.33.0", server: dict[str, Any] | None = None, **parts: Any) -> str:
+    engine = ({} if vllm else {"engine": "built-in cycle"}) | (server or {})
     made = make_recording(cycles=30, server={"vllm": vllm, "method": "dflash", **engine}, **parts)
     made.save(path)
     return str(path)
@@ -93,9 +93,34 @@ def test_a_recording_of_each_version(vllm: str | None, state: str, why: str, say
 def test_in_the_built_in_cycle_what_is_for_another_drafter_is_refused(say: Say, tmp_path: Path) -> None:
     path = recorded(tmp_path / "r.spantrace", None)
     for name, drafters in (("gen-bookkeeping", "dspark"), ("context-norm-rope", "")):
-        why = f"it is for {drafters}, and the drafter here is dflash" if drafters else ""
+        why = f"it is for the drafter {drafters}, and the drafter here is dflash" if drafters else ""
         said = say(path, chosen=name)
         assert (said["state"], said["why"]) == ("refused" if drafters else "applies", why)
+
+
+@pytest.mark.parametrize(
+    ("name", "server", "state", "why"),
+    [
+        ("accept", {"device": "cpu"}, "refused", "there is no GPU to run its kernel"),
+        ("accept", {"device": "cuda"}, "applies", ""),
+        ("aux-stream-context", {"device": "cpu", "method": "dspark"}, "refused", "a CPU has no second stream"),
+        ("query-build", {"device": "cpu"}, "applies", ""),
+        (
+            "query-build",
+            {"device": "cpu", "method": None},
+            "refused",
+            "it is for the drafter dflash or dspark or eagle, and ",
+        ),
+        ("state-commit", {"device": "cuda", "model": "tiny"}, "refused", "the target here keeps no states"),
+        ("state-commit", {"device": "cuda", "model": "nemotron-h"}, "applies", ""),
+    ],
+)
+def test_of_a_recorded_cycle_device_drafter_and_states_decide(
+    name: str, server: dict[str, Any], state: str, why: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = say(recorded(tmp_path / "r.spantrace", None, server), chosen=name)
+    assert (said["state"], said["why"][: len(why)]) == (state, why)
 
 
 def test_a_trace_that_does_not_say_what_it_is_of_is_one_sentence(tmp_path: Path, capsys: Captured) -> None:
@@ -169,7 +194,10 @@ def answering(**parts: Any) -> Callable[[Any, Actor], None]:
             {"refused": {ID: "nothing was applied, because x"}},
             {"state": "refused", "why": "nothing was applied, because x"},
         ),
-        ({"waiting": {ID: ["a.b"]}}, {"state": "applies", "remarks": ["chosen, but no process has imported a.b"]}),
+        (
+            {"waiting": {ID: ["a.b"]}},
+            {"state": "waiting", "why": "it was chosen, and goes in once the server has loaded a.b"},
+        ),
         ({}, {"state": "applies", "remarks": [], "hits": None}),
     ],
 )

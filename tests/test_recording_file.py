@@ -199,10 +199,60 @@ def test_a_recording_replaces_an_older_one_only_when_it_is_whole(tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_there_is_not_replaced_unless_asked(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    path = tmp_path / "a.spantrace"
+    small().save(path, replace=False)
+    before = path.read_bytes()
+    assert len(load(path).cycles) == 2
+    with pytest.raises(SpantraceError, match=r"a.spantrace: a file has appeared there, which is left alone"):
+        make_recording(cycles=3).save(path, replace=False)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.spantrace"]
+
+
+def test_where_neither_links_nor_renaming_work_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.link", full)
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(SpantraceError, match=r"a.spantrace: No space left on device"):
+        small().save(tmp_path / "a.spantrace", replace=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_takes_the_place_of_another_only_when_forced(tmp_path: Path) -> None:
+    path = tmp_path / "a.spantrace"
+    write_journal(path, *sync_server())
+    with pytest.raises(SpantraceError, match=r"a.spantrace.part exists; choose another name or add --force"):
+        Journal(path, journal_header())
+    assert len(load(path.with_name("a.spantrace.part")).cycles) == 3
+    with Journal(path, journal_header(), force=True) as journal:
+        journal.discard()
+
+
+def test_a_journal_that_breaks_off_with_nothing_but_its_header_goes(tmp_path: Path) -> None:
+    frames = frames_of(*sync_server())
+    for written in ([], frames):
+        journal = Journal(tmp_path / "a.spantrace", journal_header())
+        for frame in written:
+            journal.write(frame)
+        journal.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert journal.part.exists() is bool(written)
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpantraceError, match=r"cannot write .*none/a.spantrace: No such file"):
         small().save(tmp_path / "none" / "a.spantrace")
-    with pytest.raises(SpantraceError, match=r"cannot write .*none/a.spantrace: there is no folder"):
+    with pytest.raises(SpantraceError, match=r"cannot write .*none/a.spantrace: No such file"):
         Journal(tmp_path / "none" / "a.spantrace", {})
 
 

@@ -170,7 +170,8 @@ def test_a_recording_without_a_cycle_in_detail_says_what_to_do(
     replace(none, cycles=replace(none.cycles, detail=np.zeros(30, dtype=bool))).save(path)
     assert run(["report", str(path)]) == 2
     assert (
-        "the spans of none of 30 cycles are known; record more cycles, or --detail-every 1" in capsys.readouterr().err
+        "of the 30 cycles of this kind none was recorded in detail; record more, or with --detail-every 1"
+        in capsys.readouterr().err
     )
 
 

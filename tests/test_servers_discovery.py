@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from fake_servers import fake_server
 
 from spantrace.control import ControlServer
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter import command_line
-from spantrace.vllm_adapter.launch import why_deaf
+from spantrace.vllm_adapter.deaf import why_deaf
 from spantrace.vllm_adapter.plugin import handle
 from spantrace.vllm_adapter.servers import Member, Server, discover, engine_and_workers, find, role_of, roles
+
+if TYPE_CHECKING:
+    from tests.conftest import Cli
 
 
 @pytest.fixture
@@ -122,12 +128,12 @@ def test_the_method_is_read_from_the_command(options: str, method: str | None) -
         (":", "':' is no :PORT, URL or pid"),
         ("²", "'²' is no :PORT, URL or pid"),
         ("model.spantrace", "'model.spantrace' is no :PORT, URL or pid"),
-        (":eight", "':eight' is no :PORT, URL or pid"),
-        (":99999", "':99999' is no :PORT, URL or pid (Port out of range 0-65535)"),
-        ("http://[::1", "'http://[::1' is no :PORT, URL or pid (Invalid IPv6 URL)"),
+        (":eight", "':eight' is no :PORT, URL or pid; a port is a number up to 65535"),
+        (":99999", "':99999' is no :PORT, URL or pid; a port is a number up to 65535"),
+        ("http://[::1", "'http://[::1' is no :PORT, URL or pid; a port is a number up to 65535"),
         ("ftp://localhost", "'ftp://localhost' is no :PORT, URL or pid"),
-        ("http://a..b:80", "cannot resolve a..b"),
-        ("http://no-such-host.invalid:80", "cannot resolve no-such-host.invalid"),
+        ("http://a..b:80", "no machine is known here as a..b; name a server of this machine as :PORT"),
+        ("http://no-such-host.invalid:80", "no machine is known here as no-such-host.invalid;"),
         ("http://192.0.2.1:8000/v1", "192.0.2.1 is another machine; run spantrace on it"),
         ("4000000000", "there is no process 4000000000"),
         ("9" * 30, f"there is no process {'9' * 30}"),
@@ -221,24 +227,97 @@ def test_one_of_several_engines_is_named_by_its_pid() -> None:
         ({"SPANTRACE": "OFF"}, "it was started with SPANTRACE=off; restart it without"),
         ({"VLLM_PLUGINS": ""}, "its VLLM_PLUGINS='' leaves spantrace out; restart it with spantrace in that list"),
         ({"VLLM_PLUGINS": "a,b"}, "its VLLM_PLUGINS='a,b' leaves spantrace out"),
-        ({"VLLM_PLUGINS": "a,spantrace", "SPANTRACE_DIR": "/x"}, "has its socket elsewhere; try --dir /x"),
+        ({"VLLM_PLUGINS": "a,spantrace", "SPANTRACE_DIR": "/x"}, "does not load spantrace's plugin: install spantrace"),
+        ({"SPANTRACE_DIR": "/etc/passwd"}, "could open no socket, /etc/passwd is not a private directory of its user"),
         ({}, "install spantrace into the server's environment and restart it"),
     ],
 )
-def test_why_a_process_has_no_socket(environment: dict[str, str], why: str) -> None:
+def test_why_a_process_has_no_socket(environment: dict[str, str], why: str, sockets: Path) -> None:
     environment = {"PATH": os.environ["PATH"], **environment}
     command, pipe = ["bash", "-c", "echo started; read -r"], subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
-        said = why_deaf(process.pid)
+        said = why_deaf(process.pid, sockets)
         process.communicate(b"\n")
     assert why in said
     assert said.startswith(f"vLLM process {process.pid} ")
 
 
-def test_a_process_whose_environment_is_hidden() -> None:
-    assert "its environment cannot be read" in why_deaf(1 << 30)
+def test_a_process_whose_environment_is_hidden(sockets: Path) -> None:
+    assert f"has no socket in {sockets} and its environment cannot be read" in why_deaf(1 << 30, sockets)
+
+
+def test_a_process_that_hangs_is_said_not_to_answer(sockets: Path) -> None:
+    control = ControlServer(sockets, handle)
+    try:
+        assert f"vLLM process {os.getpid()} does not answer, it is very busy or hangs" in why_deaf(os.getpid(), sockets)
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_wrong_directory_is_told_from_the_servers_own(
+    missing: bool, tmp_path: Path, free_port: int, sockets: Path, cli: Cli
+) -> None:
+    other = tmp_path / "other"
+    if not missing:
+        other.mkdir()
+    with fake_server(tmp_path, free_port, sockets) as (_, engine):
+        for command in (("record", f":{free_port}", "-o", str(tmp_path / "r.spantrace")), ("ps",)):
+            said = cli(*command, "--dir", str(other), env={**os.environ, "COLUMNS": "500"})
+            there = f"{other}, which does not exist" if missing else str(other)
+            why = f"has no socket in {there}; the server's are in {sockets}: try --dir {sockets}"
+            assert f"vLLM process {engine.pid} {why}" in said.stdout + said.stderr
+    assert other.exists() is not missing
+
+
+def test_a_file_for_a_directory_is_refused(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for command in (("ps",), ("record", ":1", "-o", str(tmp_path / "r.spantrace"))):
+        said = cli(*command, env={**os.environ, "SPANTRACE_DIR": str(file)})
+        assert said.returncode == 2
+        assert said.stderr == (
+            f"spantrace: {file} is not a directory; name that of the server's sockets (--dir, SPANTRACE_DIR)\n"
+        )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_directory_of_another_user_is_not_said_to_be_empty(sockets: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from spantrace.vllm_adapter.servers import discover
+folder = os.open(sys.argv[1], os.O_PATH)
+os.setresuid(65534, 65534, 65534)
+for path in (f"/proc/self/fd/{folder}", f"/proc/self/fd/{folder}/in"):
+    try:
+        discover(Path(path))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    (sockets / "in").mkdir()
+    command = [sys.executable, "-c", program, str(sockets)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert [line.partition("/proc")[0] for line in said] == ["SpantraceError "] * 2
+    assert "cannot be looked into: it is closed to this user; run as its user" in said[0]
+    assert "cannot be looked into: Permission denied; run as its user" in said[1]
+
+
+def test_a_stopped_engine_is_said_to_be_stopped(tmp_path: Path, free_port: int, sockets: Path) -> None:
+    with fake_server(tmp_path, free_port, sockets) as (root, engine):
+        engine.suspend()
+        found = find(f":{free_port}", sockets)
+        assert [(one.pid, one.role, one.reachable) for one in found.members] == [
+            (root.pid, "api", True),
+            (engine.pid, "engine", False),
+        ]
+        why = rf"vLLM process {engine.pid} does not answer, it is stopped; continue it \(kill -CONT {engine.pid}\)"
+        with pytest.raises(SpantraceError, match=why):
+            engine_and_workers(found)
+        engine.resume()
+        assert engine_and_workers(find(f":{free_port}", sockets))[1].reachable
 
 
 def test_titles_that_are_vllms() -> None:

@@ -75,6 +75,7 @@ def test_shares_and_changes() -> None:
 
 def test_numbers_align_on_the_point() -> None:
     assert align(["7.17", "217", "0.004", "-"]) == ["  7.17 ", "217    ", "  0.004", "      -"]
+    assert align(["+5.5% .. +7.25", "absent in r1"]) == ["+5.5% .. +7.25", "  absent in r1"]
 
 
 @given(st.lists(st.floats(0, 5000), min_size=1, max_size=12))

@@ -239,7 +239,11 @@ def test_a_refused_recorder_is_told_which_process_holds_the_server(pair: Connect
     ("command", "named"),
     [
         (["/usr/bin/python3", "/opt/bin/spantrace", "record", ":8000"], "process 7 (spantrace record :8000)"),
-        (["python3", "-c", "x" * 100], "process 7 (python3 -c " + "x" * 49 + ")"),
+        (["python3", "-c", "x" * 100], "process 7 (python3 -c ...)"),
+        (
+            ["spantrace", "record", ":8000", "--cycles", "100000", "--warmup", "100", "-o", "cc13.spantrace"],
+            "process 7 (spantrace record :8000 --cycles 100000 --warmup 100 -o ...)",
+        ),
         ([], "process 7"),
     ],
 )

@@ -12,7 +12,7 @@ from optimized.reference_cycle.settings import Settings
 from spantrace.errors import SpantraceError
 
 LONGEST_OUTPUT = 256
-"""Tokens of one request, unless half the context is less."""
+"""Tokens of one request, unless its fewest cycles need more or half the context is less."""
 FEWEST_CYCLES = 4
 """Cycles that a request must last for if every draft is accepted."""
 
@@ -31,13 +31,13 @@ class Lengths:
     @classmethod
     def within(cls, settings: Settings) -> Lengths:
         """Lengths for these settings; SpantraceError where requests would end as soon as they began."""
-        output = min(LONGEST_OUTPUT, settings.context // 2)
-        needed = 2 * FEWEST_CYCLES * (settings.speculative + 1)
-        if 2 * output < needed:
+        fewest = FEWEST_CYCLES * (settings.speculative + 1)
+        if settings.context < 2 * fewest:
+            what = f"K = {settings.speculative}" if settings.speculative else "a cycle without a drafter"
             raise SpantraceError(
-                f"a context of {settings.context} is too small to measure K = {settings.speculative}; "
-                f"{needed} or more are needed"
+                f"a context of {settings.context} is too small to measure {what}; {2 * fewest} or more are needed"
             )
+        output = min(max(LONGEST_OUTPUT, fewest), settings.context // 2)
         known = output + settings.speculative
         return cls(settings.context - known, output, known)
 

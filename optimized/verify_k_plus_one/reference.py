@@ -1,4 +1,4 @@
-"""What K + 1 rows must give: the first K + 1 of 2K rows, in logits, taps and committed states, step after step."""
+"""What K + 1 rows must give: the first K + 1 of 2K rows, in logits, taps and committed states, and no row besides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.geometry import Geometry
 from optimized.reference_cycle.settings import Settings
 from optimized.reference_cycle.target import AttentionLayer, Target
-from optimized.verify_k_plus_one import rows as implementation
+from optimized.verify_k_plus_one.rows import FewerRows
 
 SMALL = Geometry("case", hidden=32, layers=2, head_dim=8, intermediate=40, vocab=61, taps=(0, 1), mask_token=60)
 
@@ -24,6 +24,7 @@ class Verification:
         self.settings, self.accepted, self.step = settings, accepted, 0
         self.random = torch.Generator().manual_seed(1)
         self.target, self.batch = Target(settings), Batch(settings)
+        self.asked = FewerRows().stand_ins()["Target.rows_per_request"](Target.rows_per_request)
         for row in range(busy):
             slot = settings.batch - 1 - row
             pages = list(range(1 + slot * settings.table_width, 1 + (slot + 1) * settings.table_width))
@@ -45,12 +46,13 @@ class Verification:
                 buffer.fill_(-(2**40))
 
     def reference(self) -> dict[str, Tensor]:
-        """All 2K rows, of which the first K + 1 count."""
-        return self._verify(2 * self.settings.speculative)
+        """All 2K rows, of which the first K + 1 count, and are all that need be computed."""
+        results, needed = self._verify(2 * self.settings.speculative), self.settings.speculative + 1
+        return {**results, "rows computed": torch.full_like(results["rows computed"], needed)}
 
     def fast(self) -> dict[str, Tensor]:
-        """K + 1 rows."""
-        return self._verify(implementation.rows_per_request(self.target))
+        """As many rows as the switch has the target verify."""
+        return self._verify(self.asked(self.target))
 
     def next(self) -> None:
         """Count what was accepted as cached, and draft anew."""
@@ -67,7 +69,8 @@ class Verification:
         real, slots = self.batch.slots != self.batch.dummy, slice(self.settings.batch)
         states = {f"state {i}": layer.ssm_state[slots] for i, layer in enumerate(self.target.state_layers)}
         windows = {f"window {i}": layer.convolution_state[slots] for i, layer in enumerate(self.target.state_layers)}
-        seen = {"logits": output.logits[real, :kept], "taps": output.taps[real, :kept]}
+        computed = torch.tensor([output.logits.shape[1], output.taps.shape[1]], device=self.settings.device)
+        seen = {"logits": output.logits[real, :kept], "taps": output.taps[real, :kept], "rows computed": computed}
         return {**seen, **self._pools(kept), **{name: state.clone() for name, state in (states | windows).items()}}
 
     def _pools(self, kept: int) -> dict[str, Tensor]:

@@ -43,9 +43,15 @@ def refuse_too_large(settings: Settings, optimize: Sequence[str] = (), *, drafts
     if need > there:
         where = "GPU memory" if settings.device == "cuda" else "memory"
         raise SpantraceError(
-            f"{settings.geometry.name} in {settings.dtype} needs about {need / 1e9:,.1f} GB of {where}, and "
-            f"{there / 1e9:,.1f} GB are free; make it smaller with {SMALLER}"
+            f"{settings.geometry.name} in {settings.dtype} needs about {_size(need)} of {where}, and "
+            f"{_size(there)} are free; make it smaller with {SMALLER}"
         )
+
+
+def _size(count: int) -> str:
+    units = {1e18: "EB", 1e15: "PB", 1e12: "TB"}
+    scale = next((scale for scale in units if count >= scale), 1e9)
+    return f"{count / scale:,.1f} {units.get(scale, 'GB')}"
 
 
 def _target(settings: Settings) -> int:

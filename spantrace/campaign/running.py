@@ -80,8 +80,7 @@ def run(
             _window(store, window, target, header, alike)
             in_a_row = 0
         except KeyboardInterrupt:
-            tell(f"stopped; {_kept(store)}, spantrace ab {store.directory} goes on")
-            raise
+            raise KeyboardInterrupt(f"stopped; {_kept(store)}, spantrace ab {store.directory} goes on") from None
         except Exception as error:
             in_a_row += 1
             why = _sentence(error)
@@ -101,7 +100,7 @@ def _window(store: Store, window: Window, target: Target, header: Header, alike:
     store.started(window)
     begun = time.monotonic()
     try:
-        with Journal(path, header, kept=False) as journal:
+        with Journal(path, header, force=True, kept=False) as journal:
             measured = target.measure(window.arm, journal)
             recording = journal.finish()
         if not len(recording.cycles):

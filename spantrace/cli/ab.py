@@ -9,7 +9,7 @@ import click
 
 from spantrace.campaign.order import LEAST_CYCLES, MOST_CYCLES, MOST_REPEATS
 from spantrace.cli.cycle_options import cycle_options, place_of
-from spantrace.cli.options import directory_option, format_option
+from spantrace.cli.options import OutputPath, directory_option, format_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
               help="What must hold (gates.toml), written down before the first window.")  # fmt: skip
 @click.option("--load", metavar="COMMAND", help="What puts load on a server, with {url} {model} {tokenizer} {result}; "
               "or none (default: vllm bench serve, 32K shared prefix, 2K in, 256 out, one stream).")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False),
+@click.option("-o", "--output", type=OutputPath(path_type=Path, file_okay=False),
               help="Directory of the campaign (default: named after the plan and its hash).")  # fmt: skip
-@click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png",
+@click.option("--plot", "picture", type=OutputPath(path_type=Path, dir_okay=False), metavar="FILE.png",
               help="Also draw the arms' distributions and the drift.")  # fmt: skip
 @click.option("--with", "others", multiple=True, type=click.Path(path_type=Path, file_okay=False, exists=True),
               help="Another day's campaign to combine this one with; may be repeated.")  # fmt: skip

@@ -39,9 +39,11 @@ def command(ids: tuple[str, ...], batch: str, repeats: int, form: str, **sizes: 
 
     batches = _numbers(batch)
     items, left_out = ready(chosen(ids), "time", sizes["device"], _not_timed)
+    from optimized.reference_cycle.load import Lengths
     from spantrace.cli.contests import measure
 
     settings = _settings(**sizes)
+    Lengths.within(settings)
     bandwidth, measured = measure(items, settings, batches, repeats)
     result = document(measured, settings, bandwidth, left_out)
     warn(result, Format(form))

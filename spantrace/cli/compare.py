@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spantrace.tables import Cell, Document, Fact, Headline, Row, Table
 
 _LONGEST_NAME = 12
+_INTERVAL = len("-100.0% .. +100.0%")
 _NAMED, _NOTABLE = 3, 0.02
 """How many spans the headline names, and the share of the cycle's change that each must have."""
 
@@ -182,9 +183,9 @@ def _notes(found: Comparison) -> list[Fact]:
     chance = f"`~` is p >= {SIGNIFICANT:.2f}; of {tested} rows {tested * SIGNIFICANT:.1f} would pass it by chance"
     if found.unit == "run":
         return [Fact("test", ("Mann-Whitney on the medians of the runs", chance))]
-    blocks = next((row.units for row in found.rows if row.p is not None), (0, 0))
+    blocks = " or ".join(dict.fromkeys(f"{one.units[0]} + {one.units[1]}" for one in found.rows if one.p is not None))
     limits = "with one run on a side it tells these runs apart, whatever the cause: repeat both in turns (ABBA)"
-    return [Fact("test", (f"Mann-Whitney on medians of {blocks[0]} + {blocks[1]} blocks of cycles", chance, limits))]
+    return [Fact("test", (f"Mann-Whitney on medians of {blocks} blocks of cycles", chance, limits))]
 
 
 def _table(found: Comparison, names: tuple[str, str]) -> Table:
@@ -214,9 +215,10 @@ def _row(row: SpanDelta, names: tuple[str, str]) -> Row:
     cells |= {"delta": row.delta, "delta_low": row.low, "delta_high": row.high}
     cells |= {f"{side}_median_ms": None if one is None else one.value for side, one in (("a", row.a), ("b", row.b))}
     if row.absent is not None:
-        cells |= {"shown": "-", "interval": f"absent in {names[0 if row.absent == 'A' else 1]}"}
+        where = f"absent in {names[0 if row.absent == 'A' else 1]}"
+        cells |= {"shown": "-", "interval": where if len(where) <= _INTERVAL else "absent"}
     elif row.delta is not None:
-        cells |= {"shown": signed_percent(row.delta) if row.shown else "~"}
+        cells |= {"shown": signed_percent(row.delta) if row.shown else "too few" if row.too_few else "~"}
         cells |= {"interval": _interval(row) if row.low is not None else "-"}
     label = _label(row) if row.track is Track.GPU else "  " * row.depth + own_name(row.name)
     return Row(cells, label, name=_label(row))

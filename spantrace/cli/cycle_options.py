@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from spantrace.cli.options import MOST_DRAFTS, MOST_REQUESTS, MOST_TOKENS, devic
 
 if TYPE_CHECKING:
     from optimized.cases import Place
+    from optimized.reference_cycle.geometry import Geometry
     from optimized.reference_cycle.settings import Settings
 
 BUILT_IN = "built-in"
@@ -93,22 +95,27 @@ def require_torch() -> None:
 
 
 def place_of(options: Mapping[str, Any]) -> Place:
-    """Where the cycle that the options describe runs."""
+    """Where the cycle that the options describe runs, and of what parts."""
     require_torch()
     from optimized.judging import choose_place
 
-    return choose_place(options["device"], options["dtype"])
+    place = choose_place(options["device"], options["dtype"])
+    return replace(place, drafter=options["drafter"], states=bool(_geometry(options).state_layers))
+
+
+def _geometry(options: Mapping[str, Any]) -> Geometry:
+    from optimized.reference_cycle.geometry import GEOMETRIES
+
+    return GEOMETRIES[options["geometry"]].scaled(options["layers"], options["hidden"], options["vocab"])
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings:
     """The cycle that the options describe."""
-    from optimized.reference_cycle.geometry import GEOMETRIES
     from optimized.reference_cycle.settings import Settings
 
     place = place_of(options)
-    geometry = GEOMETRIES[options["geometry"]].scaled(options["layers"], options["hidden"], options["vocab"])
     same = {name: options[name] for name in ("drafter", "draft_length", "batch", "context", "seed")}
-    return Settings(geometry, device=place.device, dtype=place.dtype, **same)
+    return Settings(_geometry(options), device=place.device, dtype=place.dtype, **same)
 
 
 def rates_of(text: str) -> tuple[float, ...]:

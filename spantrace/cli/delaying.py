@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from spantrace.recording import Recording
 
 
-def record(target: str, output: Path | None, directory: Path | None, options: dict[str, Any]) -> tuple[Recording, str]:
+def record(
+    target: str, output: Path | None, directory: Path | None, options: dict[str, Any], *, force: bool
+) -> tuple[Recording, str]:
     """What `spantrace sensitivity` records of a target, with its name; no file where no block was finished."""
     from spantrace.cli.cycle_options import require_torch
     from spantrace.experiment import Design
@@ -33,18 +35,19 @@ def record(target: str, output: Path | None, directory: Path | None, options: di
     if target == BUILT_IN:
         require_torch()
         path = output or making.default_output("sensitivity")
-        return _built_in(design, path, options, noted), path.name
-    return _server(target, design, output, directory, noted)
+        return _built_in(design, path, options, noted, force=force), path.name
+    return _server(target, design, output, directory, noted, force=force)
 
 
-def _built_in(design: Design, path: Path, options: dict[str, Any], noted: dict[str, Any]) -> Recording:
+def _built_in(design: Design, path: Path, options: dict[str, Any], noted: dict[str, Any], *, force: bool) -> Recording:
     from spantrace.built_in.delayed import experiment
     from spantrace.built_in.running import Asked, BuiltIn, within_memory
     from spantrace.cli.cycle_options import rates_of, settings_of
     from spantrace.journal import Journal
 
     asked = Asked(settings_of(options), rates_of(options["accept"]), warmup=design.cycles)
-    with Journal(path, making.new_header(BUILT_IN, noted)) as journal, within_memory(asked.settings):
+    header = making.new_header(BUILT_IN, noted)
+    with Journal(path, header, force=force) as journal, within_memory(asked.settings):
         with _discarded(journal), _Blocks(design) as blocks:
             work = BuiltIn(asked)
             work.prepare(lambda tokens: None)
@@ -56,7 +59,7 @@ def _built_in(design: Design, path: Path, options: dict[str, Any], noted: dict[s
 
 
 def _server(
-    target: str, design: Design, output: Path | None, directory: Path | None, noted: dict[str, Any]
+    target: str, design: Design, output: Path | None, directory: Path | None, noted: dict[str, Any], *, force: bool
 ) -> tuple[Recording, str]:
     from spantrace.capture import Capture
     from spantrace.control import default_directory
@@ -68,7 +71,7 @@ def _server(
     found = find(target, place)
     members = roles(found, pid_of(target))
     path = output or making.default_output("sensitivity")
-    with Journal(path, making.new_header(without_secrets(found.command), noted)) as journal:
+    with Journal(path, making.new_header(without_secrets(found.command), noted), force=force) as journal:
         with (
             _discarded(journal),
             Capture(place, members, journal, {"delays": True, "detail_every": 1}) as capture,
@@ -132,7 +135,7 @@ def _discarded(journal: Journal) -> Iterator[None]:
     except BaseException as error:
         journal.discard()
         if isinstance(error, KeyboardInterrupt):
-            click.echo("stopped; nothing was recorded", err=True)
+            raise KeyboardInterrupt("stopped; nothing was recorded") from None
         raise
 
 

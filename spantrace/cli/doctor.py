@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def document(directory: Path) -> Document:
     columns = (Column("check", "check"), Column("state", "state"), Column("detail", "detail"))
     styles = {"ok": "green", "no": "yellow"}
     rows = tuple(
-        Row({"check": name, "state": state, "detail": detail}, name, name, styles.get(state, ""))
+        Row({"check": name, "state": state, "detail": detail}, name, styles.get(state, ""))
         for name, state, detail in findings
     )
     data = {"checks": [dict(zip(("check", "state", "detail"), finding, strict=True)) for finding in findings]}
@@ -47,9 +48,11 @@ def document(directory: Path) -> Document:
 
 
 def _sockets(directory: Path) -> Finding:
-    from spantrace.control import private_directory
+    from spantrace.directories import private_directory
     from spantrace.errors import SpantraceError
 
+    if not os.path.lexists(directory):
+        return "sockets", "no", f"there is no directory {directory} yet; the first server that uses it makes it"
     try:
         return "sockets", "ok", f"{private_directory(directory)} is private"
     except (SpantraceError, OSError) as error:
@@ -95,14 +98,19 @@ def _gpu() -> Finding:
 
 
 def _nvtx() -> Finding:
-    import os
-
     tool = os.environ.get("NVTX_INJECTION64_PATH")
     return "NVTX", "ok", f"injected tool {tool}" if tool else "ranges go nowhere until a tool such as nsys is attached"
 
 
 def _servers(directory: Path) -> Finding:
+    from spantrace.errors import SpantraceError
+    from spantrace.tables import many
     from spantrace.vllm_adapter.servers import discover
 
-    servers = discover(directory)
-    return "servers", "ok" if servers else "no", f"{len(servers)} vLLM servers here (spantrace ps)"
+    try:
+        found = len(discover(directory))
+    except SpantraceError as error:
+        return "servers", "no", str(error)
+    if not found:
+        return "servers", "no", "none of this user runs here; start one: spantrace serve"
+    return "servers", "ok", f"{many(found, 'vLLM server')} found here (spantrace ps)"

@@ -10,7 +10,7 @@ import click
 from spantrace.cli import making
 from spantrace.cli.cycle_options import BUILT_IN, cycle_options
 from spantrace.cli.making import force_option
-from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option, format_option
+from spantrace.cli.options import MOST_CYCLES, FiniteRange, OutputPath, directory_option, format_option
 
 if TYPE_CHECKING:
     from spantrace.explaining.conducting import Design, Explained
@@ -30,7 +30,7 @@ MOST_SAMPLES, MOST_TRACED = 1_000_000, 1000
 @click.option("--cycles", type=click.IntRange(1, min(MOST_CYCLES, MOST_TRACED)), default=8, show_default=True,
               help="Decode cycles whose kernels are traced.")  # fmt: skip
 @cycle_options
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("-o", "--output", type=OutputPath(dir_okay=False, path_type=Path), metavar="FILE",
               help="Also save the stacks: FILE.speedscope.json or FILE.html.")  # fmt: skip
 @force_option
 @directory_option
@@ -54,7 +54,7 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
             raise SpantraceError(f"{output} is neither .speedscope.json nor .html; choose one of these endings")
         if not design.host:
             raise SpantraceError("the stacks of the host are what is saved; leave --only gpu or -o out")
-        making.refuse_overwriting(output, force=force)
+        making.refuse_output(output, force=force)
     with ended_by_signals():
         recording, explained = _built_in(design, options) if target == BUILT_IN else _server(target, design, directory)
     show(design, recording, explained, output, Format(form))

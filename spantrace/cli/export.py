@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spantrace.cli.options import OutputPath
+
 if TYPE_CHECKING:
     from spantrace.recording import Recording
 
@@ -25,11 +27,11 @@ FORMS = {
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=click.Choice(list(FORMS)), required=True,
               help="; ".join(f"{form}: {what}" for form, what in FORMS.items()) + ".")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: FILE's name, here).")
+@click.option("-o", "--output", type=OutputPath(path_type=Path), help="File to write (default: FILE's name, here).")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def command(file: Path, form: str, output: Path | None, force: bool) -> None:
     """Write the recording FILE for another tool to open; command lines, addresses and paths stay out of it."""
-    from spantrace.cli.making import refuse_overwriting
+    from spantrace.cli.making import refuse_output
     from spantrace.errors import SpantraceError
     from spantrace.exporters import kineto
     from spantrace.loading import load
@@ -37,7 +39,7 @@ def command(file: Path, form: str, output: Path | None, force: bool) -> None:
 
     exporter = _exporter(form)
     path = output or Path(file.name.removesuffix(".spantrace").removesuffix(kineto.SUFFIX) + exporter.SUFFIX)
-    refuse_overwriting(path, force=force, inputs=[file])
+    refuse_output(path, force=force, inputs=[file])
     recording: Recording = load(file)
     if samples_of(recording.header) is not None:
         raise SpantraceError(f"{file} is sampled, it holds no spans to export; record the server to export it")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spantrace.cli.options import OutputPath
+
 if TYPE_CHECKING:
     from spantrace.journal import Journal
     from spantrace.recording import Recording
@@ -20,20 +22,27 @@ Progress = Callable[[int], None]
 output_option = click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputPath(path_type=Path, dir_okay=False),
     help="File to write (default: NAME-DATE-TIME.spantrace here, NAME being what is recorded).",
 )
 force_option = click.option("--force", is_flag=True, help="Overwrite the output file.")
 
 
-def refuse_overwriting(output: Path, *, force: bool = False, inputs: Sequence[Path] = ()) -> None:
-    """SpantraceError where the output, or the journal of it, is there already; `force` allows files but no input."""
+def refuse_output(output: Path, *, force: bool = False, inputs: Sequence[Path] = ()) -> None:
+    """SpantraceError where there cannot be such a file, or it or its journal is there already.
+
+    `force` allows what is there, unless it is no file or one of the inputs.
+    """
     from spantrace.errors import SpantraceError
     from spantrace.journal import journal_path
 
+    if str(output) == "-":
+        raise SpantraceError("- would be stdout, to which no file is written; name a file")
+    if not output.parent.is_dir():
+        raise SpantraceError(f"cannot write {output}: there is no folder {output.parent}; make it")
     if output.exists() and any(one.exists() and one.samefile(output) for one in inputs):
         raise SpantraceError(f"{output} is the recording itself; choose another name")
-    there = [path for path in (output, journal_path(output)) if path.exists()]
+    there = [path for path in (output, *([journal_path(output)] if output.name else ())) if path.exists()]
     if special := next((path for path in there if not path.is_file()), None):
         raise SpantraceError(f"{special} is no file that could be overwritten; choose another name")
     if there and not force:
@@ -87,10 +96,12 @@ def kept(journal: Journal, steps: Callable[[], int]) -> Iterator[None]:
     except BaseException as error:
         if not steps():
             journal.discard()
-            if isinstance(error, KeyboardInterrupt):
-                click.echo("stopped; nothing was recorded", err=True)
-        elif journal.part.exists() and str(journal.part) not in str(error):
-            click.echo(f"{journal.part} holds what was recorded", err=True)
+        left = f"{journal.part} holds what was recorded" if journal.part.exists() else ""
+        if isinstance(error, KeyboardInterrupt):
+            kept = "what was recorded is kept" if steps() else "nothing was recorded"
+            raise KeyboardInterrupt(f"stopped; {left or kept}") from None
+        if left and str(journal.part) not in str(error):
+            click.echo(left, err=True)
         raise
 
 

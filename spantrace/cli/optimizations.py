@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FILES = (".spantrace", ".part")
 _REASONS = 3
 """So many of the reasons why calls fell back are told, the most frequent ones."""
-_STYLES = {"on": "green", "already upstream": "dim", "refused": "yellow"}
+_STYLES = {"on": "green", "waiting": "yellow", "already upstream": "dim", "refused": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -109,38 +109,20 @@ def _restorable(one: Listing) -> Listing:
 
 
 def _row(one: Listing) -> Row:
+    from spantrace.cli.optimizing import places
     from spantrace.tables import Cell, Row
 
     state = one.admission.state.value
     cells: dict[str, Cell] = {
         "id": one.item.id,
         "state": state,
-        "fires_in": _places(one.item),
+        "fires_in": places(one.item),
         "switched": "live" if one.item.is_live(one.vllm) else "at start",
         "summary": one.item.summary,
         "why": one.admission.why,
     }
     cells |= {name: getattr(one.counted, name, None) for name in ("hits", "fallbacks", "errors")}
     return Row(cells, one.item.id, _STYLES.get(state, ""))
-
-
-def _places(item: Optimization) -> str:
-    """Where it can fire: the built-in cycle, and runs of vLLM versions."""
-    from optimized.seams import BUILT_IN
-    from spantrace.vllm_adapter.hooks import SUPPORTED
-
-    runs: list[list[str]] = []
-    known, previous = item.versions(), ""
-    for version in SUPPORTED:
-        if version in known:
-            if previous in known:
-                runs[-1][1:] = [version]
-            else:
-                runs.append([version])
-        previous = version
-    places = [BUILT_IN] if item.seams_at() else []
-    places += [f"vLLM {', '.join(' to '.join(run) for run in runs)}"] if runs else []
-    return "; ".join(places)
 
 
 def _here() -> tuple[tuple[str, ...], list[Listing]]:
@@ -183,17 +165,32 @@ def _in_recording(path: Path) -> tuple[tuple[str, ...], list[Listing]]:
     if not engine:
         raise SpantraceError(f"{path} does not say which vLLM it is of, so what could be switched on is not known")
     counted = {one.id: one for one in switched(header)}
-    found = [_then(item, vllm, method, counted.get(name)) for name, item in optimized.discover().items()]
+    found = [_then(item, server, counted.get(name)) for name, item in optimized.discover().items()]
     listings = [replace(one, vllm=vllm) for one in found]
     return (path.name, engine, *([f"method {method}"] if method else [])), listings
 
 
-def _then(item: Optimization, vllm: str | None, method: str | None, counted: Switched | None) -> Listing:
-    from optimized.gate import admit, admit_built_in
+def _then(item: Optimization, server: Mapping[str, Any], counted: Switched | None) -> Listing:
+    from optimized.gate import admit
 
     if counted is not None:
         return _on(item, counted)
-    return Listing(item, admit(item, vllm, method) if vllm else admit_built_in(item, method))
+    if server.get("vllm"):
+        return Listing(item, admit(item, server["vllm"], server.get("method")))
+    return Listing(item, _in_cycle(item, server))
+
+
+def _in_cycle(item: Optimization, server: Mapping[str, Any]) -> Admission:
+    """Whether it fires in the built-in cycle that was recorded; what this machine lacks is told of a CPU's alone."""
+    from optimized.cases import Place
+    from optimized.gate import Admission, State, admit_built_in
+    from optimized.reference_cycle.geometry import GEOMETRIES
+
+    known, device = GEOMETRIES.get(str(server.get("model"))), str(server.get("device"))
+    states = bool(known.state_layers) if known else None
+    found = admit_built_in(item, Place(device, drafter=server.get("method") or "none", states=states))
+    reasons = item.unmet(device) if device == "cpu" and found.state is State.APPLIES else []
+    return Admission(State.REFUSED, "; ".join(reasons)) if reasons else found
 
 
 def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[Listing]]:
@@ -201,14 +198,13 @@ def _in_server(target: str, directory: Path) -> tuple[tuple[str, ...], list[List
     import optimized
     from spantrace.control import ask
     from spantrace.errors import SpantraceError
-    from spantrace.vllm_adapter.launch import why_deaf
     from spantrace.vllm_adapter.servers import find
 
     server = find(target, directory)
     answers = {}
     for member in [*server.of_role("engine"), *server.of_role("worker")]:
         if not member.reachable:
-            raise SpantraceError(why_deaf(member.pid))
+            raise SpantraceError(member.why)
         answer = ask(directory, member.pid, {"type": "optimizations"})
         if answer.get("type") != "optimizations":
             raise SpantraceError(f"process {member.pid} runs an older spantrace; restart the server to ask it")
@@ -233,9 +229,11 @@ def _now(item: Optimization, answers: Mapping[str, dict[str, Any]], method: str 
             return Listing(item, Admission(State.REFUSED, said["refused"][item.id]))
     first = next(iter(answers.values()))
     waits = {module for said in answers.values() for module in said["waiting"].get(item.id, ())}
-    remarks = [f"chosen, but no process has imported {', '.join(sorted(waits))}"] if waits else []
+    if waits:
+        why = f"it was chosen, and goes in once the server has loaded {', '.join(sorted(waits))}"
+        return Listing(item, Admission(State.WAITING, why))
     sources = Path(first["sources"]) if first["sources"] and Path(first["sources"]).is_dir() else None
-    return Listing(item, admit(item, first["vllm"], method, sources), None, tuple(remarks))
+    return Listing(item, admit(item, first["vllm"], method, sources))
 
 
 def _on(item: Optimization, counted: Switched, *remarks: str) -> Listing:

@@ -15,9 +15,12 @@ def chosen(ids: Sequence[str]) -> list[Optimization]:
     import optimized
 
     known = optimized.discover()
-    if not ids or "all" in ids:
-        return list(known.values())
-    return [known[name] for name in optimized.select(",".join(ids))]
+    return list(known.values()) if is_all(ids) else [known[name] for name in optimized.select(",".join(ids))]
+
+
+def is_all(ids: Sequence[str]) -> bool:
+    """Whether the arguments ask for everything, and for nothing by name."""
+    return not ids or list(ids) == ["all"]
 
 
 def ready(
@@ -74,3 +77,22 @@ def machine(device: str, dtype: str) -> tuple[str, ...]:
 
         versions.append(f"triton {triton.__version__}")
     return name.removeprefix("NVIDIA "), dtype, ", ".join(versions)
+
+
+def places(item: Optimization) -> str:
+    """Where it can fire: the built-in cycle, and runs of vLLM versions."""
+    from optimized.seams import BUILT_IN
+    from spantrace.vllm_adapter.hooks import SUPPORTED
+
+    runs: list[list[str]] = []
+    known, previous = item.versions(), ""
+    for version in SUPPORTED:
+        if version in known:
+            if previous in known:
+                runs[-1][1:] = [version]
+            else:
+                runs.append([version])
+        previous = version
+    places = [BUILT_IN] if item.seams_at() else []
+    places += [f"vLLM {', '.join(' to '.join(run) for run in runs)}"] if runs else []
+    return "; ".join(places)

@@ -19,6 +19,19 @@ class FiniteRange(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
 
 
+class OutputPath(click.Path):
+    """A path to write to, which has a name that can be printed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; a usage error where it is empty or holds a line break or the like."""
+        path = str(value)
+        if not path:
+            self.fail("nothing is named; name what to write, or leave it out", param, ctx)
+        if not path.isprintable():
+            self.fail(f"{path!r} has a character that cannot be printed; choose another name", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def given(name: str) -> bool:
     """Whether an option, or an argument, was on the command line of the current command."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -38,10 +38,22 @@ def _by_engine(members: list[Member]) -> list[Member]:
     return sorted(members, key=place)
 
 
+def _recordable(member: Member) -> bool | None:
+    """Whether it can be recorded; None for a process of which nothing is."""
+    return member.reachable if member.role in ("engine", "worker") else None
+
+
+def _data(server: Server) -> dict[str, object]:
+    members = [
+        {"pid": m.pid, "role": m.role, "title": m.title, "parent": m.parent, "recordable": _recordable(m)}
+        for m in server.members
+    ]
+    return {**vars(server), "members": members, "port": server.port(), "model": server.model()}
+
+
 def document(servers: list[Server]) -> Document:
     """The servers as a table: one row a process, and what keeps a server from being recorded."""
     from spantrace.tables import Cell, Column, Document, Headline, Row, Table
-    from spantrace.vllm_adapter.launch import why_deaf
 
     columns = (
         Column("process", "process"),
@@ -58,16 +70,16 @@ def document(servers: list[Server]) -> Document:
             "pid": server.root,
             "port": server.port(),
             "vllm": server.vllm or "-",
+            "recordable": "",
         }
-        rows.append(Row(cells, server.model(), server.model(), "bold"))
+        rows.append(Row(cells, server.model(), "bold"))
         for member in _by_engine(server.members):
-            wanted = member.role in ("engine", "worker")
-            answer = ("yes" if member.reachable else "no") if wanted else None
-            name = f"{member.role} {member.place}".rstrip()
-            rows.append(Row({"process": name, "pid": member.pid, "recordable": answer}, f"  {name}", name))
-            if answer == "no":
-                notes.append(why_deaf(member.pid))
-    data = {"servers": [{**vars(server), "port": server.port(), "model": server.model()} for server in servers]}
+            answer, name = _recordable(member), f"{member.role} {member.place}".rstrip()
+            said = None if answer is None else "yes" if answer else "no"
+            rows.append(Row({"process": name, "pid": member.pid, "recordable": said}, f"  {name}", name=name))
+            if answer is False:
+                notes.append(member.why)
+    data = {"servers": list(map(_data, servers))}
     if not servers:
         notes.append("no vLLM server of this user runs here (in a container: --dir, on a shared directory)")
     headline = Headline("", tuple(notes), "") if notes else None

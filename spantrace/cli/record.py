@@ -14,7 +14,7 @@ from spantrace.cli.options import MOST_CYCLES, FiniteRange, directory_option
 if TYPE_CHECKING:
     from spantrace.capture import Capture, Until
     from spantrace.journal import Journal
-    from spantrace.recording import Recording
+    from spantrace.live_export import LiveExport
     from spantrace.vllm_adapter.servers import Server
 
 SAMPLE_S = 10.0
@@ -85,10 +85,10 @@ def command(
     if seconds != seconds:
         raise click.BadParameter("nan is no number of seconds")
     if output:
-        making.refuse_overwriting(output, force=force)
+        making.refuse_output(output, force=force)
     if sample:
         _refuse_what_needs_hooks(context)
-        record_sampled(server, seconds or SAMPLE_S, output, directory)
+        record_sampled(server, seconds or SAMPLE_S, output, directory, force=force)
         return
     place = directory or default_directory()
     found = _found(server, place, attach=attach)
@@ -105,12 +105,10 @@ def command(
     header = making.new_header(without_secrets(found.command), options)
     with (
         live_exports.exporting(header, otlp, prometheus) as live,
-        Journal(path, header, follower=live.take if live else None) as journal,
+        Journal(path, header, force=force, follower=live.take if live else None) as journal,
     ):
         capture = Capture(place, members, journal, {"nvtx": nvtx, "gpu": gpu, "detail_every": every})
-        recording = _run(capture, until, journal)
-        if live:
-            live_exports.say_exported(live, recording)
+        _run(capture, until, journal, live)
 
 
 def _found(target: str, directory: Path, *, attach: bool) -> Server:
@@ -134,7 +132,7 @@ def _refuse_what_needs_hooks(context: click.Context) -> None:
         raise click.UsageError(f"--sample counts and times no cycles; leave out {named}")
 
 
-def _run(capture: Capture, until: Until, journal: Journal) -> Recording:
+def _run(capture: Capture, until: Until, journal: Journal, live: LiveExport | None) -> None:
     from spantrace.errors import SpantraceError
     from spantrace.interrupts import signals_held
 
@@ -149,7 +147,8 @@ def _run(capture: Capture, until: Until, journal: Journal) -> Recording:
                 kept = "partial" if recording.partial else "kept"
                 click.echo(f"spantrace: {capture.note}; the recording is {kept}", err=True)
             making.say_written(recording, journal.path)
-    return recording
+        if live:
+            live_exports.say_exported(live, recording)
 
 
 def _capture(capture: Capture, until: Until) -> None:

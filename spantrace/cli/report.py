@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spantrace.cli.making import force_option, refuse_overwriting
-from spantrace.cli.options import format_option
+from spantrace.cli.making import force_option, refuse_output
+from spantrace.cli.options import OutputPath, format_option
 from spantrace.cli.ranking import RankChoice
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _BASELINE_SHARES = frozenset({"model", "vllm", "tensor_parallel", "gpu", "host",
 @click.option("--kind", default="steady", show_default=True, help="Kind of cycles: steady, prefill, mixed, ... or all.")
 @click.option("--rank", type=RankChoice(), metavar="N|all",
               help="Of several ranks: report rank N, or all (default: the slowest beside the others).")  # fmt: skip
-@click.option("--html", "page", type=click.Path(dir_okay=False), metavar="PAGE.html",
+@click.option("--html", "page", type=OutputPath(dir_okay=False), metavar="PAGE.html",
               help="Also write a page to look at: the median cycle as a timeline, and the report.")  # fmt: skip
 @force_option
 @format_option
@@ -45,7 +45,7 @@ def command(
     from spantrace.terminal import emit
 
     if page:
-        refuse_overwriting(Path(page), force=force, inputs=[Path(name) for name in (file, baseline) if name])
+        refuse_output(Path(page), force=force, inputs=[Path(name) for name in (file, baseline) if name])
     whole = load(Path(file))
     recording = of_asked(whole, rank)
     base = of_asked(load(Path(baseline)), None) if baseline else None
@@ -139,10 +139,12 @@ def _nothing(recording: Recording, kinds: frozenset[Kind]) -> str:
     """Why there is no table of the cycles of `kinds`: there is none, or none with its spans known."""
     from analyzers.per_cycle import chosen_cycles
     from analyzers.trust import left_out
+    from spantrace.tables import many
 
     chosen = chosen_cycles(recording, kinds)
     if chosen.any() and not recording.cycles.detail[chosen].any():
-        return f"the spans of none of {chosen.sum():,} cycles are known; record more cycles, or --detail-every 1"
+        found = many(int(chosen.sum()), "cycle")
+        return f"of the {found} of this kind none was recorded in detail; record more, or with --detail-every 1"
     held = ", ".join(f"{count} {name}" for name, count in left_out(recording, frozenset()).items()) or "no cycle"
     return f"no cycle of this kind in the recording, it has {held}; try --kind all, or record longer"
 

@@ -34,7 +34,7 @@ def command(output: Path | None, force: bool, **options: Any) -> None:
     from spantrace.journal import Journal
 
     if output:
-        making.refuse_overwriting(output, force=force)
+        making.refuse_output(output, force=force)
     asked = _asked(options)
     from spantrace.built_in.running import ENGINE
 
@@ -42,7 +42,7 @@ def command(output: Path | None, force: bool, **options: Any) -> None:
     started_as = " ".join(filter(None, (_written(name, value) for name, value in options.items())))
     header = making.new_header(started_as, {"warmup": asked.warmup, "cycles": asked.cycles, "seconds": None})
     header["server"]["engine"] = ENGINE
-    with Journal(path, header) as journal:
+    with Journal(path, header, force=force) as journal:
         _run(asked, journal)
     tell_left_out(options["optimize"], place=place_of(options))
 

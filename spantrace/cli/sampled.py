@@ -20,7 +20,7 @@ _BLIND = 0.1
 """More looks without a stack than this share of them may have missed some functions more than others."""
 
 
-def record_sampled(server: str, seconds: float, output: Path | None, directory: Path | None) -> None:
+def record_sampled(server: str, seconds: float, output: Path | None, directory: Path | None, *, force: bool) -> None:
     """Sample the vLLM that `server` names into a file."""
     from spantrace.cli import making
     from spantrace.control import default_directory
@@ -31,14 +31,24 @@ def record_sampled(server: str, seconds: float, output: Path | None, directory: 
     found = find(server, directory or default_directory())
     path = output or making.default_output(f"{found.short_name()}-sampled")
     header = making.new_header(without_secrets(found.command), {"sample": True, "seconds": seconds})
-    try:
-        with making.progress_bar(round(seconds), "sampling", "s") as progress:
-            recording = sample_server(found, pid_of(server), seconds, header, progress)
-    except KeyboardInterrupt:
-        click.echo("stopped; nothing was recorded", err=True)
-        raise
-    recording.save(path)
+    with making.progress_bar(round(seconds), "sampling", "s") as progress:
+        recording = sample_server(found, pid_of(server), seconds, header, progress)
+    _save(recording, path, force=force)
     _say_written(recording, path)
+
+
+def _save(recording: Recording, path: Path, *, force: bool) -> None:
+    """Write it where a journal would lie, and say so in a SpantraceError, where a file has appeared at its place."""
+    from spantrace.errors import SpantraceError
+    from spantrace.journal import journal_path, lies_in
+
+    try:
+        recording.save(path, replace=force)
+    except SpantraceError as error:
+        if not path.exists():
+            raise
+        recording.save(aside := journal_path(path), replace=False)
+        raise SpantraceError(f"{error}; {lies_in(aside)}") from error
 
 
 def _say_written(recording: Recording, path: Path) -> None:

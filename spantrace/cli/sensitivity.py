@@ -63,9 +63,9 @@ def command(target: str, output: Path | None, force: bool, directory: Path | Non
         recording, name = load(Path(target)), Path(target).name
     else:
         if output:
-            making.refuse_overwriting(output, force=force)
+            making.refuse_output(output, force=force)
         with ended_by_signals():
-            recording, name = record(target, output, directory, options)
+            recording, name = record(target, output, directory, options, force=force)
     printed = document(recording, name)
     warn(printed, Format(form))
     emit(printed, Format(form))

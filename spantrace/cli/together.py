@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from spantrace.cli.making import refuse_overwriting
+from spantrace.cli.making import refuse_output
 from spantrace.errors import EXIT_NOT_COMPARABLE
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def record_each(context: click.Context, engines: Mapping[str, int], path: Path, 
     """
     paths = {name: path.with_name(f"{path.stem}-{name}{path.suffix}") for name in engines}
     for one in paths.values():
-        refuse_overwriting(one, force=force)
+        refuse_output(one, force=force)
     given = _given(context)
     click.echo(f"recording {len(engines)} engines (data parallel): {', '.join(engines)}", err=True)
     with _interrupted_together() as running:

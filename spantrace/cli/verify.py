@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def command(ids: tuple[str, ...], device: str | None, dtype: str | None, form: str) -> None:
     """Judge the optimizations IDS, or all of them, against their references on all their cases.
 
-    The exit code is 1 where one does not agree as far as it declares to.
+    The exit code is 1 where one does not agree as far as it declares to, 3 where one of IDS cannot be judged here.
     """
-    from spantrace.cli.optimizing import chosen, ready
+    from spantrace.cli.optimizing import chosen, is_all, ready
     from spantrace.cli.wording import warn
-    from spantrace.errors import EXIT_GATE_FAILED
+    from spantrace.errors import EXIT_GATE_FAILED, EXIT_NOT_COMPARABLE
     from spantrace.tables import Format
     from spantrace.terminal import emit
 
@@ -41,6 +41,8 @@ def command(ids: tuple[str, ...], device: str | None, dtype: str | None, form: s
     emit(result, Format(form))
     if not all(one.passed for one in judged):
         raise click.exceptions.Exit(EXIT_GATE_FAILED)
+    if unmet and not is_all(ids):
+        raise click.exceptions.Exit(EXIT_NOT_COMPARABLE)
 
 
 def document(judged: list[Judgement], place: Place, unmet: dict[str, str]) -> Document:
@@ -51,9 +53,9 @@ def document(judged: list[Judgement], place: Place, unmet: dict[str, str]) -> Do
     return Document(
         "verify",
         (machine(place.device, place.dtype),),
-        _headline(judged),
+        _headline(judged, len(unmet)),
         _table(judged),
-        tuple(_facts(judged, unmet)),
+        tuple(_facts(judged, place, unmet)),
         {
             "device": place.device,
             "dtype": place.dtype,
@@ -64,7 +66,7 @@ def document(judged: list[Judgement], place: Place, unmet: dict[str, str]) -> Do
     )
 
 
-def _headline(judged: list[Judgement]) -> Headline:
+def _headline(judged: list[Judgement], unmet: int) -> Headline:
     from spantrace.tables import Headline
 
     names = list(dict.fromkeys(one.optimization for one in judged))
@@ -72,7 +74,8 @@ def _headline(judged: list[Judgement]) -> Headline:
     if not failed:
         agree = "1 optimization agrees with its reference" if len(names) == 1 else f"{len(names)} optimizations agree"
         theirs = "" if len(names) == 1 else " with their references"
-        return Headline("PASS", (f"{agree}{theirs} in all {len(judged)} cases.",), "bold green")
+        without = f", {unmet} not judged here" if unmet else ""
+        return Headline("PASS", (f"{agree}{theirs} in all {len(judged)} cases{without}.",), "bold green")
     sentences = []
     for name in dict.fromkeys(one.optimization for one in failed):
         own = [one for one in failed if one.optimization == name]
@@ -80,6 +83,7 @@ def _headline(judged: list[Judgement]) -> Headline:
         outside, elements = sum(one.outside for one in own), sum(one.elements for one in own)
         worst = f"{outside:,} of their {elements:,} elements are outside" if outside else own[0].faults[0]
         sentences.append(f"{name} fails {len(own)} of {cases} cases: {worst}.")
+    sentences += [f"{unmet} not judged here."] if unmet else []
     return Headline("FAIL", tuple(sentences), "bold red")
 
 
@@ -150,7 +154,7 @@ def _total(own: list[Judgement]) -> Row:
     return Row(cells, f"{first.optimization}  {first.tier.name}", "bold", only="text")
 
 
-def _facts(judged: list[Judgement], unmet: dict[str, str]) -> list[Fact]:
+def _facts(judged: list[Judgement], place: Place, unmet: dict[str, str]) -> list[Fact]:
     from optimized.optimization import Agreement
     from spantrace.cli.wording import DOUBT_STYLES
     from spantrace.tables import Fact
@@ -170,7 +174,21 @@ def _facts(judged: list[Judgement], unmet: dict[str, str]) -> list[Fact]:
     ]
     faults = [f"{one.optimization}, {one.case}: {fault}" for one in judged for fault in one.faults]
     facts += [Fact("fault", (fault,), DOUBT_STYLES[1]) for fault in faults]
+    facts += [Fact("doubt", (doubt,), DOUBT_STYLES[0]) for doubt in _doubts(place)]
     return [*facts, *(Fact("not judged", (f"{name}: {why}",), DOUBT_STYLES[0]) for name, why in unmet.items())]
 
 
+def _doubts(place: Place) -> list[str]:
+    """What agreement at this place does not prove."""
+    from optimized.launching import why_no_kernels
+
+    if (place.device, place.dtype) != ("cpu", "bfloat16") or why_no_kernels("cpu"):
+        return []
+    return [_CUT_OFF]
+
+
+_CUT_OFF = (
+    "Triton's interpreter cuts float32 off where a GPU rounds it to bfloat16, so nothing is shown of the arithmetic of "
+    "kernels; verify on a GPU, or with --dtype float32"
+)
 _ALSO = "inputs stay as they were, poisoned outputs are all written and none is read, the same bits twice"

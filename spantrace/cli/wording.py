@@ -109,10 +109,10 @@ def is_synthetic(recording: Recording) -> bool:
 
 def cycles_line(trust: Trust, recording: Recording, kinds: frozenset[Kind]) -> tuple[str, ...]:
     """How many cycles of which kind the figures are of, and how many are left out of them."""
-    kind = next(iter(kinds)).name.lower().replace("_", " ") if len(kinds) == 1 else "all"
-    name = "steady decode" if kind == "steady" else kind
+    kind = next(iter(kinds)).name.lower().replace("_", " ") if len(kinds) == 1 else ""
+    name = "steady decode cycle" if kind == "steady" else f"{kind} cycle".strip()
     left = ", ".join(f"{count:,} {what}" for what, count in trust.left_out.items())
-    counted = many(trust.cycles, f"{name} cycle") + (f" (left out: {left})" if left else "")
+    counted = many(trust.cycles, name) + ("" if kind else " of all kinds") + (f" (left out: {left})" if left else "")
     created = recorded(recording)
     return (counted, *([f"recorded {created}"] if created else []))
 

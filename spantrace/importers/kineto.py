@@ -73,8 +73,8 @@ class _Head:
         for start in range(0, len(chunk), _PIECE):
             try:
                 self._parser.send(chunk[start : start + _PIECE])
-            except ijson.JSONError as error:
-                self.why = _first_line(error)
+            except ijson.JSONError:
+                self.why = "it is not JSON"
             for prefix, event, value in self._events:
                 self._see(prefix, event, value)
                 if self.prefix:
@@ -119,7 +119,8 @@ class _Reader:
             for chunk in chain(head.seen, chunks):
                 self._feed(parser, events, chunk)
         except ijson.JSONError as error:
-            raise SpantraceError(f"it is damaged after {self._read:,} events: {_first_line(error)}") from error
+            told = f"it is damaged after {self._read:,} events: what follows is not JSON; copy it anew"
+            raise SpantraceError(told) from error
         try:
             parser.close()
         except ijson.JSONError:
@@ -215,10 +216,3 @@ def _with_floats(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_floats(one) for one in value]
     return float(value) if isinstance(value, Decimal) else value
-
-
-def _first_line(error: Exception) -> str:
-    """What is wrong, without the excerpt of the file that the parser adds to it."""
-    first = error.args[0] if error.args else "malformed"
-    text = first.decode(errors="replace") if isinstance(first, bytes) else str(first)
-    return text.strip().splitlines()[0] if text.strip() else "malformed"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from spantrace.control import private_directory
+from spantrace.directories import private_directory
 from spantrace.errors import PTRACE, SpantraceError, no_process
 from spantrace.vllm_adapter import lending
 from spantrace.vllm_adapter.servers import Server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from pathlib import Path
 
 from spantrace.control import Connection
@@ -32,4 +33,4 @@ def _process(pid: int) -> str:
         return f"process {pid}" if pid else "a process of another container"
     names = [Path(word).name for word in words]
     command = [PROGRAM, *words[names.index(PROGRAM) + 1 :]] if PROGRAM in names else words
-    return f"process {pid} ({' '.join(command)[:LONGEST]})"
+    return f"process {pid} ({textwrap.shorten(' '.join(command), LONGEST, placeholder=' ...')})"

@@ -1,4 +1,4 @@
-"""How a vLLM of this environment is started with the plugin in it, and why a running one is without."""
+"""How a vLLM of this environment is started with the plugin in it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-import psutil
-
 from spantrace.errors import SpantraceError
 from spantrace.packages import refuse_stranger
 from spantrace.vllm_adapter.choice import CHOICE
@@ -16,7 +14,6 @@ from spantrace.vllm_adapter.delaying import ALLOW_DELAYS
 from spantrace.vllm_adapter.graph_request import GRAPH_SPANS
 
 PLUGIN = "spantrace"
-SAMPLED = ", or look at it from outside: spantrace record --sample"
 
 
 def serve_command(arguments: tuple[str, ...]) -> list[str]:
@@ -80,29 +77,3 @@ def installed_version() -> str | None:
 def plugin_is_visible() -> bool:
     """Whether a vLLM of this environment will find the plugin."""
     return any(entry.name == PLUGIN for entry in entry_points(group="vllm.general_plugins"))
-
-
-def why_deaf(pid: int) -> str:
-    """Why a vLLM process has no control socket, in one sentence with what to do."""
-    start = f"vLLM process {pid} does not load spantrace's plugin: "
-    try:
-        environment = _environment(psutil.Process(pid))
-    except psutil.Error:
-        return start + "its environment cannot be read; run as the server's user"
-    chosen = environment.get("VLLM_PLUGINS")
-    if environment.get("SPANTRACE", "").lower() == "off":
-        return start + "it was started with SPANTRACE=off; restart it without" + SAMPLED
-    if chosen is not None and "spantrace" not in chosen.split(","):
-        left_out = f"its VLLM_PLUGINS={chosen!r} leaves spantrace out; "
-        return start + left_out + "restart it with spantrace in that list" + SAMPLED
-    if environment.get("SPANTRACE_DIR"):
-        return f"vLLM process {pid} has its socket elsewhere; try --dir {environment['SPANTRACE_DIR']}"
-    return (
-        start
-        + "install spantrace into the server's environment and restart it (or wait: it opens a second after start)"
-    )
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    """What a process was started with; one that has written its title over it inherited it from its parent."""
-    return next((found for one in [process, *process.parents()] if (found := one.environ())), {})

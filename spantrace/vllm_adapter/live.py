@@ -14,7 +14,6 @@ from spantrace.control import Connection, ask, connect, default_directory
 from spantrace.errors import SpantraceError
 from spantrace.frames import Frame
 from spantrace.switched import summed
-from spantrace.vllm_adapter.launch import why_deaf
 from spantrace.vllm_adapter.servers import Member, Server
 
 PLAN_TIMEOUT_S = 60.0
@@ -125,7 +124,7 @@ def _families(server: Server) -> Iterator[tuple[Member, list[Member]]]:
     for engine in engines:
         workers = [member for member in server.of_role("worker") if member.parent == engine.pid]
         if deaf := [member for member in (engine, *workers) if not member.reachable]:
-            raise SpantraceError(why_deaf(deaf[0].pid))
+            raise SpantraceError(deaf[0].why)
         yield engine, workers
 
 

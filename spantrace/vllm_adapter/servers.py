@@ -9,10 +9,12 @@ from pathlib import Path
 import psutil
 
 from spantrace.control import ask, processes
+from spantrace.directories import pid_inside, refuse_unusable
 from spantrace.errors import SpantraceError, no_process
 from spantrace.frames import Frame
 from spantrace.vllm_adapter import command_line
-from spantrace.vllm_adapter.launch import why_deaf
+from spantrace.vllm_adapter.deaf import why_deaf
+from spantrace.vllm_adapter.seen import ancestors_of, described, listening, unasked
 from spantrace.vllm_adapter.targets import port_of
 
 ROLES = {
@@ -27,19 +29,24 @@ MOST_PIDS = 1 << 22
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a server; `reachable` says whether its control socket answers."""
+    """One process of a server; `reachable` says whether its control socket answers, `why` what keeps it from that."""
 
     pid: int
     role: str
     title: str
     parent: int | None
     reachable: bool
+    why: str = ""
 
     @property
     def place(self) -> str:
         """Its place among those of its role, such as "DP0 TP1", by vLLM's title; empty where it is the only one."""
         title = self.title.split()[0] if self.title.startswith("VLLM::") else ""
         return title.partition("_")[2].replace("_", " ")
+
+    def is_named(self, pid: int) -> bool:
+        """Whether that is its pid, here or in its container."""
+        return pid in (self.pid, pid_inside(self.pid))
 
 
 @dataclass(frozen=True)
@@ -83,15 +90,19 @@ def role_of(title: str) -> str:
 
 
 def discover(directory: Path) -> list[Server]:
-    """Every server with a control socket in `directory`, and every vLLM without one that this user can see."""
+    """Every server with a control socket in `directory`, and every vLLM without one that this user can see.
+
+    SpantraceError where `directory` is something else, or closed to this user.
+    """
+    refuse_unusable(directory)
     answers = [answer for pid in processes(directory) if (answer := _describe(directory, pid))]
     families: dict[int, list[Frame]] = {}
     for answer in answers:
         families.setdefault(_root(answer), []).append(answer)
     known = {answer["pid"] for answer in answers}
-    for process in _without_socket(known):
+    for process in unasked(known):
         families.setdefault(_root(process), []).append(process)
-    servers = [_server(root, members) for root, members in sorted(families.items())]
+    servers = [_server(root, members, directory) for root, members in sorted(families.items())]
     return [server for server in servers if server.of_role("engine") or any(m.reachable for m in server.members)]
 
 
@@ -113,7 +124,9 @@ def find(target: str, directory: Path) -> Server:
         raise SpantraceError(
             f"port {port} belongs to another user or a container; record as that user, or inside (--dir, shared)"
         )
-    raise SpantraceError(f"port {port} belongs to {described(root)}, which is no vLLM server that spantrace can see")
+    raise SpantraceError(
+        f"port {port} belongs to {described(root)}, which is no vLLM server that spantrace can see; try spantrace ps"
+    )
 
 
 def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
@@ -121,13 +134,13 @@ def engine_and_workers(server: Server, pid: int | None = None) -> tuple[list[Mem
     workers, engine = those_of(server, pid)
     deaf = [member for member in [engine, *workers] if not member.reachable]
     if deaf:
-        raise SpantraceError(why_deaf(deaf[0].pid))
+        raise SpantraceError(deaf[0].why)
     return workers, engine
 
 
 def those_of(server: Server, pid: int | None = None) -> tuple[list[Member], Member]:
     """The workers and the engine, reachable or not; SpantraceError where there is not one engine, or not one named."""
-    engines = [m for m in server.of_role("engine") if pid is None or m.pid == pid] or server.of_role("engine")
+    engines = [m for m in server.of_role("engine") if pid is None or m.is_named(pid)] or server.of_role("engine")
     if not engines:
         raise SpantraceError(
             f"process {server.root} has no engine process of its own (an in-process LLM, or still starting); "
@@ -147,10 +160,13 @@ def roles(server: Server, pid: int | None = None) -> dict[int, str]:
 
 
 def _describe(directory: Path, pid: int) -> Frame | None:
+    """What a process says of itself, its pids those that it and its ancestors have here; None where it says nothing."""
     try:
         answer = ask(directory, pid, {"type": "describe"})
-        return answer if answer.get("type") == "description" else None
-    except SpantraceError:
+        if answer.get("type") != "description":
+            return None
+        return answer if answer["pid"] == pid else {**answer, "pid": pid, "ancestors": ancestors_of(pid)}
+    except (SpantraceError, psutil.Error):
         return None
 
 
@@ -163,20 +179,7 @@ def _root(process: Frame) -> int:
     return int(chain[-1])
 
 
-def _without_socket(known: set[int]) -> list[Frame]:
-    found: list[Frame] = []
-    for process in psutil.process_iter():
-        try:
-            title = " ".join(process.cmdline())
-            if process.pid not in known and command_line.is_vllm(title):
-                parents = [{"pid": p.pid, "title": " ".join(p.cmdline())} for p in process.parents()]
-                found.append({"pid": process.pid, "title": title, "ancestors": parents, "deaf": True})
-        except psutil.Error:
-            continue
-    return found
-
-
-def _server(root: int, members: list[Frame]) -> Server:
+def _server(root: int, members: list[Frame], directory: Path) -> Server:
     titles = {parent["pid"]: parent["title"] for member in members for parent in member["ancestors"]}
     titles |= {member["pid"]: member["title"] for member in members}
     versions = [member["vllm"] for member in members if member.get("vllm")]
@@ -184,18 +187,22 @@ def _server(root: int, members: list[Frame]) -> Server:
         Member(
             member["pid"],
             role_of(member["title"]),
-            member["title"],
+            member["title"].strip(),
             member["ancestors"][0]["pid"] if member["ancestors"] else None,
             not member.get("deaf"),
+            why_deaf(member["pid"], directory) if member.get("deaf") else "",
         )
         for member in sorted(members, key=lambda member: member["pid"])
     ]
-    return Server(root, titles[root], versions[0] if versions else "", listed)
+    return Server(root, titles[root].strip(), versions[0] if versions else "", listed)
 
 
 def _by_pid(pid: int, servers: list[Server]) -> Server:
     for server in servers:
         if pid in {server.root, *(member.pid for member in server.members)}:
+            return server
+    for server in servers:
+        if pid == pid_inside(server.root) or any(member.is_named(pid) for member in server.members):
             return server
     if pid < MOST_PIDS and psutil.pid_exists(pid):
         raise SpantraceError(f"process {pid} is no vLLM server that spantrace can see; try spantrace ps")
@@ -210,27 +217,5 @@ def _listener(port: int) -> tuple[int | None, bool]:
     pids = listening(port)
     for pid in filter(None, pids):
         with contextlib.suppress(psutil.Error):
-            parents = [{"pid": p.pid, "title": _title(p.pid)} for p in psutil.Process(pid).parents()]
-            return _root({"pid": pid, "ancestors": parents}), True
+            return _root({"pid": pid, "ancestors": ancestors_of(pid)}), True
     return None, bool(pids)
-
-
-def listening(port: int) -> list[int | None]:
-    """The processes that listen on a port of this machine, None for each that is not this user's."""
-    return [
-        connection.pid
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port
-    ]
-
-
-def described(pid: int) -> str:
-    """A process as messages name it, with the beginning of what it was started with."""
-    return f"process {pid} ({' '.join(_title(pid).split())[:60]})"
-
-
-def _title(pid: int) -> str:
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""

@@ -16,7 +16,8 @@ import psutil
 
 from spantrace.errors import SpantraceError
 from spantrace.vllm_adapter.launch import choose, serve_command, serve_environment
-from spantrace.vllm_adapter.servers import Server, described, listening
+from spantrace.vllm_adapter.seen import described, listening
+from spantrace.vllm_adapter.servers import Server
 
 READY_S = 1800.0
 STOP_S = 30.0

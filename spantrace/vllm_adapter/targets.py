@@ -24,7 +24,7 @@ def port_of(target: str) -> int:
         parts = urlsplit(target if "//" in target else f"//{target}")
         port, host = parts.port, parts.hostname or "localhost"
     except ValueError as error:
-        raise SpantraceError(f"{target!r} is no :PORT, URL or pid ({error})") from error
+        raise SpantraceError(f"{target!r} is no :PORT, URL or pid; a port is a number up to 65535") from error
     if port is None and parts.scheme in ("http", "https"):
         port = 443 if parts.scheme == "https" else 80
     if port is None:
@@ -40,7 +40,7 @@ def _is_here(host: str) -> bool:
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError) as error:
-        raise SpantraceError(f"cannot resolve {host}: {error}") from error
+        raise SpantraceError(f"no machine is known here as {host}; name a server of this machine as :PORT") from error
     own = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
     return bool(addresses & (own | {"127.0.0.1", "::1", "0.0.0.0", "::"}))
 

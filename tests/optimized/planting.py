@@ -1,7 +1,9 @@
-"""Plants faults: in the text of a module of kernels, and in a function from some call on."""
+"""Plants faults: in the text of a module of kernels or of a function, and in a function from some call on."""
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,6 +23,16 @@ def with_a_fault(kernels: ModuleType, text: str, planted: str, folder: Path) -> 
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def rewritten(function: Callable[..., Any], text: str, planted: str) -> Callable[..., Any]:
+    """The function with one place of its text changed, which must be there once."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1
+    made: dict[str, Any] = {}
+    exec(source.replace(text, planted), inspect.unwrap(function).__globals__, made)
+    found: Callable[..., Any] = made[function.__name__]
+    return found
 
 
 def failing_after(calls: int, original: Callable[..., Any]) -> Callable[..., Any]:

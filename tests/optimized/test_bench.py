@@ -243,15 +243,17 @@ def test_what_has_no_contest_is_named_and_alone_is_an_error(capsys: Capture, mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nonsense"], "no optimization is called 'nonsense'; choose from "),
+        (["nonsense"], "no optimization is called 'nonsense'; spantrace optimizations lists them all"),
         (["--batch", "8,"], "'8,' is not a list of numbers from 1 to 65536, such as 1,8,32"),
         (["--batch", "0"], "'0' is not a list of numbers from 1"),
         (["--batch", "²"], "'²' is not a list of numbers from 1"),
         (["--batch", "100000000000000"], "'100000000000000' is not a list of numbers from 1"),
         (["--batch", "9" * 5000], "is not a list of numbers from 1"),
+        (["--context", "31"], "spantrace: a context of 31 is too small to measure K = 3; 32 or more are needed"),
+        (["--context", "2048", "--draft-length", "1024"], "too small to measure K = 1024; 8200 or more are needed"),
         (["--geometry", "huge"], "'huge' is not one of 'tiny', 'qwen3-8b', "),
         (["--repeats", "5"], "5 is not in the range 6<=x<=10000"),
-        (["--batch", "65536", "--context", str(1 << 24)], "GB are free; make it smaller with --layers"),
+        (["--batch", "65536", "--context", str(1 << 24)], "B are free; make it smaller with --layers"),
         (["query-build", "--batch", "65536", "--context", str(1 << 24)], "tiny in float32 needs about "),
     ],
 )

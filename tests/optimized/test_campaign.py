@@ -350,7 +350,7 @@ def bad(name: str, text: str) -> str:
 
 
 BAD = [
-    (["built-in", "--optimize", "fast"], "no optimization is called 'fast'; choose from"),
+    (["built-in", "--optimize", "fast"], "no optimization is called 'fast'; spantrace optimizations lists them all"),
     (
         ["built-in", "--optimize", "uniform-decode-metadata"],
         "uniform-decode-metadata ",

@@ -232,5 +232,5 @@ def test_an_interrupt_before_the_first_block_leaves_no_file(tmp_path: Path, monk
 
     monkeypatch.setattr("spantrace.experiment._check_slowdown", interrupted)
     assert run(["sensitivity", "built-in", *FEW, "--device", "cpu", "--span", "schedule"]) == EXIT_INTERRUPTED
-    assert capsys.readouterr().err == "stopped; nothing was recorded\n"
+    assert capsys.readouterr().err == "spantrace: stopped; nothing was recorded\n"
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from every_one import ALL, FIRING, WITH_DRAFTERS, each, where_it_fires  # noqa: E402
+from every_one import ALL, BOTH_FORMS, FIRING, WITH_DRAFTERS, each, where_it_fires  # noqa: E402
 from small_cycles import (  # noqa: E402
     OUTPUT,
     SHORT,
@@ -27,6 +27,7 @@ from small_cycles import (  # noqa: E402
 )
 
 import optimized  # noqa: E402
+from optimized import launching  # noqa: E402
 from optimized.judging import TOLERANCES  # noqa: E402
 from optimized.optimization import Agreement, Optimization  # noqa: E402
 from optimized.reference_cycle.comparison import DraftLog, compare_drafts  # noqa: E402
@@ -35,6 +36,7 @@ from optimized.reference_cycle.geometry import Geometry, Rope  # noqa: E402
 from optimized.reference_cycle.settings import DRAFTERS, Settings  # noqa: E402
 
 CLOSE = TOLERANCES["float32"]
+Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -46,6 +48,11 @@ def followed(log: DraftLog) -> DraftLog:
 def geometry_of(item: Optimization, number: int) -> Geometry:
     """One of two in turns, or the one without which it has nothing to do."""
     return WITH_STATES if item.needs_states or number % 2 else SMALL
+
+
+def named(value: Any) -> Any:
+    """How an optimization or a geometry is called among a test's parameters."""
+    return getattr(value, "id", getattr(value, "name", value))
 
 
 def same_on_and_off(settings: Settings, mode: str, ids: list[str]) -> Generation:
@@ -78,7 +85,7 @@ def test_what_is_forced_accepts_any_number_of_drafts(drafter: str, geometry: Geo
         *((item, drafter, "forced", geometry_of(item, number)) for number, (item, drafter) in enumerate(FIRING)),
         *((item, item.drafters[0], "drafter", geometry_of(item, n)) for n, item in enumerate(ALL.values())),
     ],
-    ids=lambda value: getattr(value, "id", getattr(value, "name", value)),
+    ids=named,
 )
 def test_it_fires_where_it_says_once_a_cycle_and_changes_nothing(
     item: Optimization, drafter: str, mode: str, geometry: Geometry
@@ -91,15 +98,31 @@ def test_it_fires_where_it_says_once_a_cycle_and_changes_nothing(
     assert optimized.warnings() == []
 
 
+@where_it_fires
+def test_each_alone_for_one_request_of_seven_drafts(item: Optimization, drafter: str) -> None:
+    geometry = WITH_STATES if item.needs_states else SMALL
+    on = same_on_and_off(small(geometry, drafter=drafter, batch=1, draft_length=7), "forced", [item.id])
+    (said,) = optimized.counts()
+    assert (said["hits"], said["fallbacks"]) == (on.cycles, 0)
+
+
+@pytest.mark.parametrize(
+    ("item", "drafter"), [(item, drafter) for item, drafter in FIRING if item in BOTH_FORMS], ids=named
+)
+def test_it_changes_nothing_where_no_kernel_runs(item: Optimization, drafter: str, monkeypatch: Patch) -> None:
+    monkeypatch.delenv(launching.INTERPRET)
+    on = same_on_and_off(small(drafter=drafter), "forced", [item.id])
+    (said,) = optimized.counts()
+    assert (said["hits"], said["fallbacks"]) == (on.cycles, 0)
+
+
 IDLE = [
     *((item, drafter, WITH_STATES) for item, drafter in WITH_DRAFTERS if drafter not in item.drafters),
     *((item, drafter, SMALL) for item, drafter in FIRING if item.needs_states),
 ]
 
 
-@pytest.mark.parametrize(
-    ("item", "drafter", "geometry"), IDLE, ids=lambda value: getattr(value, "id", getattr(value, "name", value))
-)
+@pytest.mark.parametrize(("item", "drafter", "geometry"), IDLE, ids=named)
 def test_it_fires_nowhere_else(item: Optimization, drafter: str, geometry: Geometry) -> None:
     same_on_and_off(small(geometry, drafter=drafter, **SHORT), "drafter", [item.id])
     (said,) = optimized.counts()

@@ -14,9 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from every_one import ALL, EVERY, VLLM_ONLY  # noqa: E402
+from every_one import ALL, BOTH_FORMS, EVERY, VLLM_ONLY  # noqa: E402
 
 import optimized  # noqa: E402
+from optimized import launching  # noqa: E402
 from optimized.cases import Case, Place  # noqa: E402
 from optimized.context_kv_cache.cache import Cache  # noqa: E402
 from optimized.judging import judge  # noqa: E402
@@ -28,6 +29,7 @@ from spantrace.loading import load  # noqa: E402
 from spantrace.switched import switched  # noqa: E402
 
 CASES = [pytest.param(item, case, id=f"{item.id}: {case.name}") for item in EVERY.values() for case in item.cases()]
+WITHOUT_KERNELS = [case for case in CASES if case.values[0] in BOTH_FORMS]
 NEEDED_CASES = ("all accepted", "none accepted", "idle", "every row idle", "odd shapes", "capacity reached", "20 steps")
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -148,6 +150,15 @@ def test_a_wrong_seam_is_refused(wrong: tuple[str, ...]) -> None:
 def test_the_implementation_computes_what_the_reference_computes(item: Optimization, case: Case) -> None:
     if "triton is not installed" in item.unmet():
         pytest.skip("its kernels need Triton, which interprets them on a CPU")
+    judged = judge(item, case, Place())
+    assert judged.passed, judged
+    assert judged.elements > 0
+
+
+@pytest.mark.parametrize(("item", "case"), WITHOUT_KERNELS)
+def test_so_does_the_form_that_needs_no_kernels(item: Optimization, case: Case, monkeypatch: Patch) -> None:
+    monkeypatch.delenv(launching.INTERPRET)
+    assert item.unmet("cpu") == []
     judged = judge(item, case, Place())
     assert judged.passed, judged
     assert judged.elements > 0

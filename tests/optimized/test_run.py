@@ -24,7 +24,7 @@ from analyzers.span_table import UNATTRIBUTED, span_table  # noqa: E402
 from optimized.reference_cycle.acceptance import lengths_at  # noqa: E402
 from optimized.reference_cycle.cycle import DRAFTERS, Cycle, random_prompts  # noqa: E402
 from optimized.reference_cycle.geometry import GEOMETRIES  # noqa: E402
-from optimized.reference_cycle.load import Load, own_continuation  # noqa: E402
+from optimized.reference_cycle.load import Lengths, Load, own_continuation  # noqa: E402
 from optimized.reference_cycle.scheduler import Progress  # noqa: E402
 from optimized.reference_cycle.settings import Settings  # noqa: E402
 from spantrace.built_in import memory, running  # noqa: E402
@@ -271,10 +271,12 @@ def test_a_second_ctrl_c_disturbs_nothing(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_what_was_recorded_when_saving_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr(Path, "replace", lambda *_: _raise(OSError(28, "No space left on device")))
+    for placing in ("os.link", "pathlib.Path.replace"):
+        monkeypatch.setattr(placing, lambda *_: _raise(OSError(28, "No space left on device")))
     assert run(["run", *QUICK, "-o", "a.spantrace"]) == EXIT_BAD_INPUT
     assert capsys.readouterr().err == (
-        "spantrace: cannot write a.spantrace: No space left on device; a.spantrace.part holds what was recorded\n"
+        "spantrace: cannot write a.spantrace: No space left on device; a.spantrace.part holds what was recorded, and "
+        "can be renamed, or reported on as it is\n"
     )
     assert sorted(path.name for path in Path().iterdir()) == ["a.spantrace.part"]
 
@@ -300,7 +302,7 @@ def test_ctrl_c_before_the_first_cycle_leaves_nothing(
     )
     assert run(["run", *QUICK, "--optimize", "all", "-o", "a.spantrace"]) == 130
     assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().err == "stopped; nothing was recorded\n"
+    assert capsys.readouterr().err == "spantrace: stopped; nothing was recorded\n"
 
 
 def _only(doing: str, callback: Callable[[int], None]) -> Any:
@@ -308,9 +310,15 @@ def _only(doing: str, callback: Callable[[int], None]) -> Any:
 
 
 BAD = [
-    (["--optimize", "fast"], "no optimization is called 'fast'; choose from"),
+    (["--optimize", "fast"], "no optimization is called 'fast'; spantrace optimizations lists them all"),
     (["--optimize", "uniform-decode-metadata"], "uniform-decode-metadata"),
     (["--context", "16"], "a context of 16 is too small to measure K = 3; 32 or more are needed"),
+    (["--context", "8199", "--draft-length", "1024"], "too small to measure K = 1024; 8200 or more are needed"),
+    (
+        ["--context", "1", "--drafter", "none"],
+        "a context of 1 is too small to measure a cycle without a drafter; 8 or more are needed",
+    ),
+    (["-o", ""], "Invalid value for '-o' / '--output': nothing is named; name what to write, or leave it out"),
     (["--accept", "often"], "Invalid value for --accept: 'often' is no rate"),
     (["--accept", "1.5"], "acceptance must lie in 0..1, not be 1.5"),
     (["--accept", "0.5,0.4"], "acceptance by position takes 3 rates, not 2"),
@@ -326,7 +334,7 @@ BAD = [
     ),
     (["--seed", "-1"], "Invalid value for '--seed'"),
     (["--hidden", str(1 << 20), "--layers", "10000"], "of memory, and"),
-    (["--batch", "65536", "--context", str(1 << 24)], "GB are free; make it smaller with --layers, --hidden, --vocab,"),
+    (["--batch", "65536", "--context", str(1 << 24)], "B are free; make it smaller with --layers, --hidden, --vocab,"),
 ]
 
 
@@ -401,6 +409,24 @@ def test_what_is_larger_than_what_is_free_is_refused_before_it_is_built(
     said = capsys.readouterr().err
     assert re.fullmatch(r"spantrace: tiny in float32 needs about [\d.]+ GB of memory, and 0.0 GB are free; .+\n", said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_need_is_told_in_a_large_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "bytes_available", lambda device: 24_300_000_000)
+    for need, said in ((9.994e11, "999.4 GB"), (1.2e12, "1.2 TB"), (4.528e15, "4.5 PB"), (7e18, "7.0 EB")):
+        monkeypatch.setattr(memory, "bytes_needed", lambda *_, need=int(need), **__: need)
+        with pytest.raises(SpantraceError, match=f"needs about {said} of memory, and 24.3 GB are free"):
+            memory.refuse_too_large(Settings())
+
+
+def test_the_context_that_is_said_to_be_enough_is() -> None:
+    for drafts in (1, 7, 63, 64, 1024):
+        enough = 8 * (drafts + 1)
+        lengths = Lengths.within(Settings(draft_length=drafts, context=enough))
+        assert lengths.prompt >= 1
+        assert lengths.output >= 4 * (drafts + 1)
+        with pytest.raises(SpantraceError, match=f"; {enough} or more are needed$"):
+            Lengths.within(Settings(draft_length=drafts, context=enough - 1))
 
 
 def test_the_commands_offer_what_there_is() -> None:

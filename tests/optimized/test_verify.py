@@ -327,8 +327,9 @@ def test_a_fault_in_words_is_said_on_stderr_too_where_the_format_has_no_place(
 @pytest.mark.parametrize(
     ("arguments", "sentence", "exit_code"),
     [
-        (["nonsense"], "no optimization is called 'nonsense'; choose from ", EXIT_BAD_INPUT),
+        (["nonsense"], "no optimization is called 'nonsense'; spantrace optimizations lists them all", EXIT_BAD_INPUT),
         (["query-build", "nonsense"], "no optimization is called 'nonsense'", EXIT_BAD_INPUT),
+        (["all", "nonsense"], "all stands alone; leave it or the other ids out of 'all,nonsense'", EXIT_BAD_INPUT),
         (["none"], "there is nothing to judge: none is chosen", EXIT_NOT_COMPARABLE),
     ],
 )
@@ -351,12 +352,43 @@ def test_a_requirement_that_does_not_hold_is_said(capsys: Capture, monkeypatch: 
     held = declared(lambda sum: in_order(sum.rows))
     unmet = replace(held, id="other", requirements=(Requirement("a unicorn", lambda: "there is no unicorn"),))
     monkeypatch.setattr(optimized, "discover", lambda: {"sums": held, "other": unmet})
-    code, out, _ = spantrace(capsys)
-    assert code == 0
-    assert "1 optimization agrees with its reference in all 2 cases" in out
-    assert "\nnot judged  other: there is no unicorn" in out
+    for asked, expected in (([], 0), (["all"], 0), (["sums"], 0), (["sums,other"], EXIT_NOT_COMPARABLE)):
+        code, out, _ = spantrace(capsys, *asked)
+        assert code == expected
+        without = "" if asked == ["sums"] else ", 1 not judged here"
+        assert f"PASS  1 optimization agrees with its reference in all 2 cases{without}." in out
+        assert ("\nnot judged  other: there is no unicorn" in out) is bool(without)
     code, _, err = spantrace(capsys, "other")
     assert (code, err) == (EXIT_NOT_COMPARABLE, "spantrace: there is nothing to judge: other: there is no unicorn\n")
+
+
+def test_a_fault_outweighs_what_was_not_judged_and_a_set_must_be_judged_whole(
+    capsys: Capture, monkeypatch: Patch
+) -> None:
+    sums = replace(declared(lambda sum: in_order(sum.rows)), named_set="both")
+    unmet = replace(sums, id="other", requirements=(Requirement("a unicorn", lambda: "there is no unicorn"),))
+    monkeypatch.setattr(optimized, "discover", lambda: {"sums": sums, "other": unmet})
+    assert spantrace(capsys, "both")[0] == EXIT_NOT_COMPARABLE
+    wrong = replace(declared(lambda sum: in_order(sum.rows) + 1), named_set="both")
+    monkeypatch.setattr(optimized, "discover", lambda: {"sums": wrong, "other": unmet})
+    code, out, _ = spantrace(capsys, "both")
+    assert code == EXIT_GATE_FAILED
+    assert "FAIL sums fails 2 of 2 cases: 12 of their 12 elements are outside. 1 not judged here." in " ".join(
+        out.split()
+    )
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_interpreted_bfloat16_is_doubted(asked: bool, dtype: str, capsys: Capture, monkeypatch: Patch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv(INTERPRET, "1" if asked else "0")
+    monkeypatch.setattr(optimized, "discover", lambda: {"sums": declared(lambda sum: in_order(sum.rows))})
+    said = " ".join(spantrace(capsys, "sums", "--dtype", dtype)[1].split())
+    doubted = (
+        "doubt Triton's interpreter cuts float32 off where a GPU rounds it to bfloat16, so nothing is shown of the"
+    )
+    assert (doubted in said) is (asked and dtype == "bfloat16")
 
 
 # The self-test of PINNED optimizations

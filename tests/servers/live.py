@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,17 @@ def assert_clean(recording: Recording) -> None:
         assert (process["lost"], process["hook_errors"], process["first_error"]) == (0, 0, ""), process
         assert process["missing"] == [], process
         assert process["stopped"] is True
+
+
+def assert_same_tokens(server: CpuServer, prompts: Sequence[str], path: Path, tokens: int) -> None:
+    """Greedy streams are the same before, while and after every cycle of them is recorded in detail."""
+    before = server.complete(prompts, tokens)
+    with live(server, path, *MANY) as running:
+        during = server.complete(prompts, tokens)
+        running.has(cycles=2)
+    assert before == during == server.complete(prompts, tokens)
+    assert all(len(set(stream)) > 5 for stream in before)
+    assert_clean(load(path))
 
 
 class Witness:

@@ -48,7 +48,7 @@ def test_both_engines_are_listed_with_their_workers(server: CpuServer, cli: Cli)
     assert len(set(pids)) == 2
     workers = [one for one in listed(cli, server) if one["role"] == "worker"]
     assert {one["parent"] for one in workers} <= set(pids)
-    assert all(one["reachable"] for one in listed(cli, server) if one["role"] in ("engine", "worker"))
+    assert all(one["recordable"] for one in listed(cli, server) if one["role"] in ("engine", "worker"))
     lines = [line.split()[:2] for line in cli("ps").stdout.splitlines() if line.startswith("  engine DP")]
     assert lines == [["engine", "DP0"], ["engine", "DP1"]]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import DSPARK
-from live import MANY, assert_clean, live, wait_until
+from live import MANY, assert_clean, assert_same_tokens, live, wait_until
 from packaging.version import Version
 
 from spantrace.loading import load
@@ -160,3 +160,17 @@ def test_with_mamba_layers_a_repeated_prompt_hits_exactly_one_block_more(serve: 
     assert len({answer[0] for answer in answers}) == 1, "later tokens differ: the CPU misreads states beside a drafter"
     told = state(cli, hybrid)
     assert (told["hits"], told["errors"]) == (1, 0)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_dflash_streams_are_the_same_while_they_are_recorded(server: CpuServer, streams: int, tmp_path: Path) -> None:
+    from cpu_server.client import PROMPTS
+
+    assert_same_tokens(server, PROMPTS[:streams], tmp_path / "r.spantrace", tokens=96)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_dspark_streams_are_the_same_while_they_are_recorded(serve: Serve, streams: int, tmp_path: Path) -> None:
+    from cpu_server.client import PROMPTS
+
+    assert_same_tokens(serve(**DSPARK), PROMPTS[:streams], tmp_path / "r.spantrace", tokens=12)

@@ -135,7 +135,7 @@ def test_a_recording_goes_on_and_counts_what_fired_while_it_ran(server: CpuServe
     ("arguments", "why"),
     [
         (("--on", "query-build"), "query-build cannot be switched in a server: it fires in the built-in cycle only"),
-        (("--off", "nonsense"), "no optimization is called 'nonsense'; choose from "),
+        (("--off", "nonsense"), "no optimization is called 'nonsense'; spantrace optimizations lists them all"),
         (("--on", CHOSEN, "--off", CHOSEN), f"{CHOSEN} cannot be on and off at once"),
         (("--off", f"{CHOSEN},query-build"), "query-build cannot be switched in a server"),
         ((), "name what to switch: --on IDS, --off IDS, or both"),

@@ -102,7 +102,7 @@ def test_greedy_streams_are_the_same_without_it(serve: Serve, cli: Cli) -> None:
     [
         ("query-build", "query-build cannot be served: it fires in the built-in cycle only; try spantrace run"),
         (f"{CHOSEN},verify-k-plus-one", "verify-k-plus-one cannot be served: it fires in the built-in cycle only"),
-        ("nonsense", "no optimization is called 'nonsense'; choose from "),
+        ("nonsense", "no optimization is called 'nonsense'; spantrace optimizations lists them all"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(servers: None, cli: Cli, ids: str, why: str) -> None:

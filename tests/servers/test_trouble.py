@@ -205,10 +205,10 @@ def test_why_a_server_cannot_be_recorded(
     listed = cli("ps", "--format", "json")
     assert listed.returncode == 0
     found = {one["root"]: one for one in json.loads(listed.stdout)["servers"]}
-    for one, reachable in ((server, True), (deaf, False)):
+    for one, recordable in ((server, True), (deaf, False)):
         assert found[one.pid]["port"] == one.port
-        roles = {member["role"]: member["reachable"] for member in found[one.pid]["members"]}
-        assert roles == dict.fromkeys(("api", "engine", "worker"), reachable)
+        roles = {member["role"]: member["recordable"] for member in found[one.pid]["members"]}
+        assert roles == {"api": None, "engine": recordable, "worker": recordable}
     assert f"vLLM process {engine} does not load spantrace's plugin: {reason}" in " ".join(cli("ps").stdout.split())
     for target in (f":{deaf.port}", deaf.url, str(deaf.pid)):
         refused = cli("record", target, "-o", str(tmp_path / "r.spantrace"))
