@@ -45,6 +45,8 @@ NOTHING = 0.02
 """Milliseconds, a tenth of the delay: by less the spans behind it are slower for the caches that it leaves cold."""
 ENOUGH = 0.1
 """Of the delay: an interval of the cycle that reaches no further can be held against a prediction to 15%."""
+WITHIN = 0.1
+"""Of the delay: how near it is to be found in its own span, by an interval that reaches no further."""
 PLANTED_MS = 5
 IDLE = "context-kv-cache"
 TINY = replace(SMALL, layers=1, taps=(0,))
@@ -207,13 +209,16 @@ def test_200_us_in_one_span_are_found_there_and_in_what_encloses_it_and_nowhere_
 ) -> None:
     def measure() -> None:
         held = _held(capsys, span, DELAY_US)
-        assert _change(held, span)["value"] == pytest.approx(DELAY_US / 1e3, rel=0.1)
+        found = _change(held, span)
+        if (known := (found["high"] - found["low"]) / (2e-3 * DELAY_US)) > WITHIN:
+            raise Blurred(f"the span is known to {known:.0%} of the delay")
+        assert found["value"] == pytest.approx(DELAY_US / 1e3, rel=WITHIN), found
         for parent in parents:
             change = _change(held, parent)
             assert change["low"] < 1.1 * DELAY_US / 1e3
             assert change["high"] > 0.9 * DELAY_US / 1e3
-        (found,) = (one for one in held["effects"] if one["quantity"] == {"name": span, "where": "host"})
-        assert found["adjusted"] < 0.01
+        (effect,) = (one for one in held["effects"] if one["quantity"] == {"name": span, "where": "host"})
+        assert effect["adjusted"] < 0.01
         shown = (one for one in held["effects"] if one["adjusted"] is not None and one["adjusted"] < 0.05)
         moved = {one["quantity"]["name"] for one in shown if _ms(one) > NOTHING}
         assert moved <= {span, *parents, "cycle", "host waits", "output.wait", "itl_ms", "tokens_per_s"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timed
 
 SPAN, DELAY_US = "output.update", 200
-LONG_US, MOST_OF_IT, ENOUGH = 5000, 0.9, 0.1
+LONG_US, MOST_OF_IT, ENOUGH, WITHIN = 5000, 0.9, 0.1, 0.1
 """A delay beside which the cycle's own unrest is small, how much of a cycle it may be where half of them are delayed,
 and how well, of it, the cycle must be known to be judged."""
 NOTHING = 0.02
@@ -77,7 +77,10 @@ def test_200_us_in_one_span_are_found_there_and_nowhere_else(server: CpuServer, 
     def measure() -> None:
         effects = effects_of_holding(server, cli, tmp_path, DELAY_US)
         found = effects[SPAN, "host"]
-        assert found["change"]["difference"]["value"] == pytest.approx(DELAY_US / 1e3, rel=0.1)
+        longer = found["change"]["difference"]
+        if (known := (longer["high"] - longer["low"]) / (2e-3 * DELAY_US)) > WITHIN:
+            raise Blurred(f"the span is known to {known:.0%} of the delay")
+        assert longer["value"] == pytest.approx(DELAY_US / 1e3, rel=WITHIN), longer
         assert found["adjusted"] < 0.01
         moved = {quantity for quantity, one in effects.items() if _moved(one) and quantity[1] != "run"}
         assert {name for name, _ in moved} <= {"cycle", SPAN, "output.wait", "host waits", "between cycles"}
