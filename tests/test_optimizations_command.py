@@ -119,6 +119,8 @@ def test_of_a_recorded_cycle_device_drafter_and_states_decide(
     name: str, server: dict[str, Any], state: str, why: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if server["device"] == "cpu":
+        pytest.importorskip("torch")
     said = say(recorded(tmp_path / "r.spantrace", None, server), chosen=name)
     assert (said["state"], said["why"][: len(why)]) == (state, why)
 

@@ -181,7 +181,9 @@ def _then(item: Optimization, server: Mapping[str, Any], counted: Switched | Non
 
 
 def _in_cycle(item: Optimization, server: Mapping[str, Any]) -> Admission:
-    """Whether it fires in the built-in cycle that was recorded; what this machine lacks is told of a CPU's alone."""
+    """Whether it fires in the built-in cycle that was recorded; what a CPU cannot run is asked of this one."""
+    from importlib.util import find_spec
+
     from optimized.cases import Place
     from optimized.gate import Admission, State, admit_built_in
     from optimized.reference_cycle.geometry import GEOMETRIES
@@ -189,7 +191,8 @@ def _in_cycle(item: Optimization, server: Mapping[str, Any]) -> Admission:
     known, device = GEOMETRIES.get(str(server.get("model"))), str(server.get("device"))
     states = bool(known.state_layers) if known else None
     found = admit_built_in(item, Place(device, drafter=server.get("method") or "none", states=states))
-    reasons = item.unmet(device) if device == "cpu" and found.state is State.APPLIES else []
+    alike = device == "cpu" and find_spec("torch") is not None
+    reasons = item.unmet(device) if alike and found.state is State.APPLIES else []
     return Admission(State.REFUSED, "; ".join(reasons)) if reasons else found
 
 
