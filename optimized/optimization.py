@@ -158,7 +158,6 @@ class Optimization:
     is what it is timed on at given settings; a PINNED one says on which torch it was `proven`. In the built-in cycle
     it has hits with each of its `drafters` alone, and, where it `needs_states`, with a target that keeps some.
     `captured` specifies the versions of vLLM whose graphs keep what they were captured with: there it is not live.
-
     For vLLM, `sources` holds the sha256 of the source text of every function that is replaced or relied on, by
     "module:function" and version: other code is not touched. `upstream` specifies the versions that have it already,
     `methods` the methods of speculation that it is for, where not for all. One without a seam in the built-in cycle

@@ -63,7 +63,7 @@ class Verified:
     def reference(self) -> dict[str, Tensor]:
         """Everything after the verdict, in one stream."""
         self.drafter.observe(self.taps)
-        self.drafter.prepare_inputs(self.verdict)
+        self.drafter.input_prep(self.verdict)
         return self._extended(self.drafter.context_rows())
 
     def fast(self) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ class Verified:
         self.drafter.context_rows = lambda: self.ahead.rows  # type: ignore[method-assign]
         self.drafter.observe(self.taps)
         self.ahead.start()
-        self.drafter.prepare_inputs(self.verdict)
+        self.drafter.input_prep(self.verdict)
         if reason := self.ahead.why_not():
             raise ValueError(reason)
         self.ahead.join()

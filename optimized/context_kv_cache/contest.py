@@ -58,7 +58,7 @@ def _seated(settings: Settings, target: Target) -> DFlashDrafter:
     drafter.queries.context_positions.copy_(before + torch.arange(rows))
     drafter.context_lengths.fill_(before)
     drafter.advance()
-    drafter.build_metadata()
+    drafter.metadata()
     return drafter
 
 

@@ -84,7 +84,7 @@ class Context:
         drafter.remember()
         drafter.advance()
         self.switch.seat(drafter)
-        drafter.build_metadata()
+        drafter.metadata()
         rows = [row for row, _ in self._seated()]
         attended = [self.switch.attend(drafter, index, *self.block) for index in range(len(drafter.layers))]
         seen = {f"layer {index}": answer[rows] for index, answer in enumerate(attended) if rows}

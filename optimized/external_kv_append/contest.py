@@ -45,7 +45,7 @@ def _seated(settings: Settings, target: Target) -> DFlashDrafter:
         part.normal_(generator=random)
     drafter.slots.copy_(torch.arange(settings.batch))
     drafter.visible_context.fill_(max(settings.draft_context // 2, 1))
-    drafter.build_metadata()
+    drafter.metadata()
     return drafter
 
 

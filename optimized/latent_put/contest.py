@@ -20,7 +20,7 @@ def contest(settings: Settings) -> Contest:
     drafter, width = DSparkDrafter(settings, Target(settings), Batch(settings)), settings.table_width
     drafter.table.copy_(1 + torch.arange(settings.batch * width).view(settings.batch, width))
     drafter.visible_context.fill_(settings.draft_context // 2)
-    drafter.build_metadata()
+    drafter.metadata()
     positions = drafter.visible_context.unsqueeze(1) + torch.arange(drafter.block, device=settings.device)
     size = (settings.batch, drafter.block, drafter.latent_size)
     raw = torch.randn(size, device=settings.device).to(settings.torch_dtype)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from optimized.cases import Contest, behind_a_shallow_target
-from optimized.mla_block_fixup.fixup import build_metadata
+from optimized.mla_block_fixup.fixup import metadata
 from optimized.reference_cycle.batch import Batch
 from optimized.reference_cycle.dspark import DSparkDrafter
 from optimized.reference_cycle.settings import Settings
@@ -22,8 +22,8 @@ def contest(settings: Settings) -> Contest:
     drafter.visible_context.fill_(settings.draft_context // 2)
     return Contest(
         "a cycle's blocks placed, and what they see",
-        stock=drafter.build_metadata,
-        fast=lambda: build_metadata(drafter),
+        stock=drafter.metadata,
+        fast=lambda: metadata(drafter),
         read=(drafter.visible_context, drafter.table[:, : drafter.block]),
         written=(drafter.block_pages, drafter.block_rows, drafter.block_lengths, drafter.causal_mask),
     )

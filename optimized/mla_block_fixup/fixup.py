@@ -84,8 +84,8 @@ class OneFixup:
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
         """The one seam."""
-        wrap = partial(guarded, fast=build_metadata, why_not=_why_not, counts=self.counts)
-        return {"DSparkDrafter.build_metadata": wrap}
+        wrap = partial(guarded, fast=metadata, why_not=_why_not, counts=self.counts)
+        return {"DSparkDrafter.metadata": wrap}
 
     def allocated(self) -> int:
         """It holds nothing."""
@@ -95,7 +95,7 @@ class OneFixup:
         """It holds nothing."""
 
 
-def build_metadata(drafter: DSparkDrafter) -> None:
+def metadata(drafter: DSparkDrafter) -> None:
     """Place the drafter's block, as its own method would."""
     place(drafter.visible_context, drafter.table, drafter.settings.page_size, Blocks.of(drafter))
 

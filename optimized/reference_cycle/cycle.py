@@ -51,8 +51,8 @@ class Cycle:
         """One cycle: verify the drafts of the cycle before, keep what stands, draft what comes next."""
         plan = self.scheduler.schedule()
         self.prefill(plan.admitted)
-        self.target.prepare_inputs(self.batch)
-        self.target.build_metadata(self.batch)
+        self.target.input_prep(self.batch)
+        self.target.metadata(self.batch)
         output = self.target.forward()
         self.observe(output)
         verdict = self.verifier.sample(output.logits, self.batch.drafts)

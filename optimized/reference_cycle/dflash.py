@@ -138,7 +138,7 @@ class DFlashDrafter(Drafter):
         self.projected[slot, : len(taps)] = self.project(taps)
         self.stored_positions[slot] = torch.arange(self.stored_positions.shape[1], device=taps.device)
 
-    def build_metadata(self) -> None:
+    def metadata(self) -> None:
         """The block's own columns, right behind the context, and who sees what."""
         context, columns = self.visible_context, self.keys.shape[2]
         steps = torch.arange(self.block, device=context.device)

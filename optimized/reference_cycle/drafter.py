@@ -90,12 +90,12 @@ class Drafter(ABC):
 
     def propose(self, verdict: Verdict) -> Draft:
         """Draft the tokens after each request's newest one, given the verdict on the rows that were observed."""
-        self.prepare_inputs(verdict)
+        self.input_prep(verdict)
         self.context_kv()
-        self.build_metadata()
+        self.metadata()
         return self.forward()
 
-    def prepare_inputs(self, verdict: Verdict) -> None:
+    def input_prep(self, verdict: Verdict) -> None:
         """Build the block that asks."""
         self.build_queries(verdict.accepted, verdict.counts)
 
@@ -192,7 +192,7 @@ class Drafter(ABC):
         """Write a whole prompt's context at positions 0, 1, 2..."""
 
     @abstractmethod
-    def build_metadata(self) -> None:
+    def metadata(self) -> None:
         """What the block attends to and where its own keys go, after the context has advanced."""
 
     @abstractmethod

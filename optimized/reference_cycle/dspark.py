@@ -50,10 +50,10 @@ class DSparkDrafter(Drafter):
         self.causal_mask = torch.zeros(rows, self.block, settings.capacity, dtype=torch.bool, device=device)
         self.later_mask = torch.ones(1, self.block, self.block, dtype=torch.bool, device=device).triu(1)
 
-    def prepare_inputs(self, verdict: Verdict) -> None:
+    def input_prep(self, verdict: Verdict) -> None:
         """Refresh the drafter's block tables and build the block."""
         bookkeeping.refresh_block_tables(self.batch.offsets, 0, self.batch.divisor, self.table, self.page_counts)
-        super().prepare_inputs(verdict)
+        super().input_prep(verdict)
 
     def remember(self) -> None:
         """Write the verified rows' latents to their pages, zeros where not accepted."""
@@ -99,7 +99,7 @@ class DSparkDrafter(Drafter):
         )
         self.visible_context.copy_(advertised)
 
-    def build_metadata(self) -> None:
+    def metadata(self) -> None:
         """The block's cells and lengths, the same for every layer, and the causal mask over the pages."""
         size = self.settings.page_size
         pages, rows, lengths = bookkeeping.block_cells(self.visible_context, self.table, self.block, size)

@@ -55,9 +55,9 @@ class EagleDrafter(Drafter):
         self.step_columns = torch.zeros(rows, settings.speculative, dtype=torch.int64, device=device)
         self.step_mask = torch.zeros(rows, settings.speculative, columns, dtype=torch.bool, device=device)
 
-    def prepare_inputs(self, verdict: Verdict) -> None:
+    def input_prep(self, verdict: Verdict) -> None:
         """Build the first step's input, and keep the token behind each verified row."""
-        super().prepare_inputs(verdict)
+        super().input_prep(verdict)
         self.following.copy_(verdict.accepted)
 
     def project_rows(self, taps: Tensor, positions: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class EagleDrafter(Drafter):
         """What the layer reads, [..., 2 hidden]: an embedded token beside a feature, each normed."""
         return torch.cat((rms_norm(embedded, self.token_norm), rms_norm(features, self.feature_norm)), dim=-1)
 
-    def build_metadata(self) -> None:
+    def metadata(self) -> None:
         """The steps' columns from the last accepted row's on, and what each step sees."""
         steps = torch.arange(self.step_columns.shape[1], device=self.step_columns.device)
         self.step_columns.copy_((self.visible_context.unsqueeze(1) - 1 + steps).clamp(min=0))

@@ -33,17 +33,17 @@ def span_sites(cycle: Cycle) -> list[SpanSite]:
     drafter = type(cycle.drafter)
     drafting = [
         SpanSite("draft.propose", drafter, "propose"),
-        SpanSite("draft.input_prep", drafter, "prepare_inputs"),
+        SpanSite("draft.input_prep", drafter, "input_prep"),
         SpanSite("draft.context_kv", drafter, "context_kv", gpu=True),
-        SpanSite("draft.metadata", drafter, "build_metadata"),
+        SpanSite("draft.metadata", drafter, "metadata"),
         SpanSite("draft.forward", drafter, "forward", gpu=True),
     ]
     states = [SpanSite("target.metadata.mamba", Target, "state_metadata")]
     return [
         SpanSite("cycle", Cycle, "step"),
         SpanSite("schedule", Scheduler, "schedule", probe="schedule"),
-        SpanSite("target.input_prep", Target, "prepare_inputs", probe="inputs"),
-        SpanSite("target.metadata", Target, "build_metadata"),
+        SpanSite("target.input_prep", Target, "input_prep", probe="inputs"),
+        SpanSite("target.metadata", Target, "metadata"),
         SpanSite("target.metadata.attention", Target, "attention_metadata"),
         *(states if cycle.target.state_layers else []),
         SpanSite("target.forward", Target, "forward", gpu=True, probe="forward"),

@@ -117,7 +117,7 @@ class Target:
         """
         return max(2 * self.settings.speculative, 1)
 
-    def prepare_inputs(self, batch: Batch) -> None:
+    def input_prep(self, batch: Batch) -> None:
         """Upload the batch; each request's newest token, its drafts, then zeros up to the number of rows."""
         batch.upload()
         self._chosen = self.rows_per_request()
@@ -128,7 +128,7 @@ class Target:
         steps = torch.arange(rows.tokens.shape[1], device=batch.cached.device)
         rows.positions.copy_(batch.cached.unsqueeze(1) + steps)
 
-    def build_metadata(self, batch: Batch) -> None:
+    def metadata(self, batch: Batch) -> None:
         """Where this pass writes, and what each row sees and starts from."""
         self.attention_metadata(batch)
         self.state_metadata(batch)

@@ -38,8 +38,8 @@ def contest(settings: Settings) -> Contest:
 
 def _prepared(target: Target, batch: Batch, rows: int) -> Rows:
     target.rows_per_request = lambda: rows  # type: ignore[method-assign]
-    target.prepare_inputs(batch)
-    target.build_metadata(batch)
+    target.input_prep(batch)
+    target.metadata(batch)
     return target.prepared()[rows]
 
 

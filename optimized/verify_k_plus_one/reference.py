@@ -62,8 +62,8 @@ class Verification:
 
     def _verify(self, rows: int) -> dict[str, Tensor]:
         self.target.rows_per_request = lambda: rows  # type: ignore[method-assign]
-        self.target.prepare_inputs(self.batch)
-        self.target.build_metadata(self.batch)
+        self.target.input_prep(self.batch)
+        self.target.metadata(self.batch)
         output, kept = self.target.forward(), self.settings.speculative + 1
         self.target.commit_states(output.states, self.batch.slots, self._counts())
         real, slots = self.batch.slots != self.batch.dummy, slice(self.settings.batch)

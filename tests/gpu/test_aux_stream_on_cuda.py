@@ -73,7 +73,7 @@ class Forked:
         self.drafter.observe(self.taps)
         self.ahead.start()
         self.spin("this stream after the fork")
-        self.drafter.prepare_inputs(self.verdict)
+        self.drafter.input_prep(self.verdict)
         if not self.late:
             self.ahead.join()
         self.drafter.remember()

@@ -171,13 +171,13 @@ def _one_norm_for_all_layers(patch: Patch) -> None:
 
 
 def _tokens_of_their_own_rows(patch: Patch) -> None:
-    prepare = EagleDrafter.prepare_inputs
+    prepare = EagleDrafter.input_prep
 
     def unshifted(self: EagleDrafter, verdict: object) -> None:
         prepare(self, verdict)
         self.following.copy_(self.following.roll(1, 1))
 
-    patch.setattr(EagleDrafter, "prepare_inputs", unshifted)
+    patch.setattr(EagleDrafter, "input_prep", unshifted)
 
 
 def _every_step_from_the_targets_feature(patch: Patch) -> None:
@@ -191,7 +191,7 @@ def _every_step_from_the_targets_feature(patch: Patch) -> None:
 
 
 def _steps_blind_to_each_other(patch: Patch) -> None:
-    build = EagleDrafter.build_metadata
+    build = EagleDrafter.metadata
 
     def blind(self: EagleDrafter) -> None:
         build(self)
@@ -199,7 +199,7 @@ def _steps_blind_to_each_other(patch: Patch) -> None:
         drafted, own = columns >= self.visible_context.view(-1, 1, 1), columns == self.step_columns.unsqueeze(-1)
         self.step_mask &= ~drafted | own
 
-    patch.setattr(EagleDrafter, "build_metadata", blind)
+    patch.setattr(EagleDrafter, "metadata", blind)
 
 
 def _first_row_leads(patch: Patch) -> None:

@@ -63,8 +63,8 @@ def test_buffers_for_another_number_of_rows_are_one_clear_error(rows: int) -> No
     held = cycle.target.prepared()[rows]
     shorter = cycle.target.__class__(cycle.settings)
     shorter.rows_per_request = lambda: wrong  # type: ignore[method-assign]
-    shorter.prepare_inputs(cycle.batch)
-    shorter.build_metadata(cycle.batch)
+    shorter.input_prep(cycle.batch)
+    shorter.metadata(cycle.batch)
     # The pass of the one number of rows stands where that of the other belongs.
     cycle.target._passes[rows] = held, shorter._passes[wrong][1]
     with pytest.raises(SpantraceError) as refusal:
