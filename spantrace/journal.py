@@ -19,6 +19,11 @@ def journal_path(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
+def taken(path: Path) -> SpantraceError:
+    """That a file is there which was not to be overwritten."""
+    return SpantraceError(f"{path} exists; choose another name or add --force")
+
+
 def lies_in(part: Path) -> str:
     """Where what was recorded lies once it could not be put into its place, and what to do with it."""
     return f"{part} holds what was recorded, and can be renamed, or reported on as it is"
@@ -46,7 +51,7 @@ class Journal:
         try:
             self._file = self.part.open("wb" if force else "xb", buffering=0)
         except FileExistsError as error:
-            raise SpantraceError(f"{self.part} exists; choose another name or add --force") from error
+            raise taken(self.part) from error
         except OSError as error:
             raise SpantraceError(f"cannot write {path}: {error.strerror}") from error
         self.write({"type": MAGIC, "schema": SCHEMA, "header": {**header, "journal": True}})

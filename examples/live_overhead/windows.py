@@ -74,7 +74,7 @@ def recording(port: int, scratch: Path, every: int) -> Iterator[Capture]:
     Of so many runs of cycles `every` says in which one spans are recorded.
     """
     members = roles(find(f":{port}", default_directory()))
-    with Journal(scratch, {"options": {}}) as journal:
+    with Journal(scratch, {"options": {}}, force=True) as journal:
         with Capture(default_directory(), members, journal, {"gpu": True, "detail_every": every}) as capture:
             yield capture
             if not (capture.stop() and capture.cycles):

@@ -34,7 +34,7 @@ def refuse_output(output: Path, *, force: bool = False, inputs: Sequence[Path] =
     `force` allows what is there, unless it is no file or one of the inputs.
     """
     from spantrace.errors import SpantraceError
-    from spantrace.journal import journal_path
+    from spantrace.journal import journal_path, taken
 
     if str(output) == "-":
         raise SpantraceError("- would be stdout, to which no file is written; name a file")
@@ -46,7 +46,7 @@ def refuse_output(output: Path, *, force: bool = False, inputs: Sequence[Path] =
     if special := next((path for path in there if not path.is_file()), None):
         raise SpantraceError(f"{special} is no file that could be overwritten; choose another name")
     if there and not force:
-        raise SpantraceError(f"{there[0]} exists; choose another name or add --force")
+        raise taken(there[0])
 
 
 def default_output(name: str) -> Path:

@@ -214,5 +214,4 @@ def is_run(part: list[list[int]], whole: list[list[int]]) -> bool:
 def test_greedy_streams_stay_the_same(case: Case, server: CpuServer, streams: int, tmp_path: Path) -> None:
     if not case.repeatable:
         pytest.skip("not repeatable without a recorder either")
-
-    assert_same_tokens(server, prompts(streams), tmp_path / "r.spantrace", tokens=96)
+    assert_same_tokens(server, prompts(streams), tmp_path / "r.spantrace", tokens=96, cycles=40)
