@@ -2,8 +2,8 @@
 
     python examples/campaign/run.py examples/campaign/nemotron-0.33.0.toml --models MODELS --out RESULTS
 
-from the project's folder, with the vLLM of the plan in this environment; nothing is fetched. MODELS holds
-nemotron-h-30b-a3b and nemotron-h-30b-a3b-dflash: configurations and tokenizer, dummy weights. Uses the server at --port
+from the project's folder, with the vLLM of the plan in this environment; nothing is fetched. MODELS is what
+examples/live_overhead/models.py has made: configurations and tokenizers; weights are dummies. Uses the server at --port
 where one answers, which must have been started with --enable-prefix-caching, and with SPANTRACE_OPTIMIZE=split-kv-3d so
 that its graphs are captured with either attention; else starts that of examples/live_overhead with both, and stops it
 in the end.

@@ -6,7 +6,7 @@ greedy requests on it: records 1000 steady cycles through the command line, then
 
     python measure.py --set 0.33.0 --models MODELS --out RESULTS
 
-MODELS holds nemotron-h-30b-a3b and nemotron-h-30b-a3b-dflash: configurations and tokenizer, dummy weights.
+MODELS is what models.py beside it has made: configurations and tokenizers; weights are dummies.
 Writes NAME.spantrace, NAME.json and summary.md into RESULTS.
 """
 

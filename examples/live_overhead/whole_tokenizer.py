@@ -17,14 +17,21 @@ def words(model: Path) -> int:
 
 def whole_tokenizer(model: Path, directory: Path) -> Path:
     """Where a tokenizer for the model lies: beside it, if it has all words, else in `directory`, where it is made."""
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import Tokenizer
 
     count = words(model)
     if Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size() >= count:
         return model
+    write_words(count, directory)
+    return directory
+
+
+def write_words(count: int, directory: Path) -> None:
+    """Write a tokenizer of so many words, whose texts are their numbers, into a directory."""
+    from tokenizers import Tokenizer, decoders, models
+
     made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(count)}, unk_token="w0"))
     made.decoder = decoders.Fuse()
     directory.mkdir(parents=True, exist_ok=True)
     made.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return directory
