@@ -58,7 +58,7 @@ def select(text: str, vllm: str | None = None, place: Place | None = None) -> li
 
 def left_out(text: str, vllm: str | None = None, place: Place | None = None) -> dict[str, str]:
     """By id, what "all", and no other text, leaves out as it cannot be done here, or at that place, and why."""
-    fitting = {name: item for name, item in discover().items() if item.seams_at(vllm) and text == "all"}
+    fitting = {name: item for name, item in discover().items() if item.seams_at(vllm) and text.strip() == "all"}
     return {name: why for name, item in fitting.items() if (why := hindrance(item, place))}
 
 

@@ -134,6 +134,7 @@ def test_a_wrong_id_changes_nothing() -> None:
 
 def test_selection_by_text() -> None:
     assert optimized.select("all") == list(ALL)
+    assert optimized.left_out(" all ") == optimized.left_out("all")
     assert list(optimized.left_out("all")) == [name for name in EVERY if EVERY[name].seams_at() and name not in ALL]
     assert optimized.left_out("none") == optimized.left_out("query-build") == {}
     assert optimized.select("none") == []
