@@ -9,7 +9,7 @@ import numpy as np
 from analyzers.per_cycle import STEADY, Floats, PerCycle, measure
 from analyzers.span_table import depth
 from analyzers.statistics import present
-from spantrace.ranks import of_rank, ranks, slowest
+from spantrace.ranks import FORWARD, end_together, of_rank, ranks, slowest
 from spantrace.recording import Recording
 from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, SPAN_ID, SPAN_NAMES, TREE, WAITS, GraphMode, Kind, Track
 
@@ -24,8 +24,9 @@ class RankRow:
     """One span: its median ms per cycle on each rank's host and GPU, `communication` being a part of the host's.
 
     `first_skew` and `last_skew` are the median ms between the first and the last rank to begin and to end it in a
-    cycle, on the GPU where all ranks have it there; `p90_skew` the 90th percentile of the latter. `critical` is the
-    rank that ends it last most often, in `critical_share` of the cycles.
+    cycle, on the GPU where all ranks have it there, and then by the end of target.forward where they end it together;
+    `p90_skew` the 90th percentile of the latter. `critical` is the rank that ends it last most often, in
+    `critical_share` of the cycles.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Ranks:
     longest spends more in communication, or, where that is not known, that it begins target.forward earlier.
     `longest` is the span in which the slowest one itself takes the most ms more than the others, `longer`.
     `communication` is the median ms of a cycle in it, `communication_share` its mean part of the period.
+    `end_together` says that the end of target.forward has set the GPUs' clocks.
     """
 
     ranks: tuple[int, ...]
@@ -62,6 +64,7 @@ class Ranks:
     communication_share: Milliseconds
     communication_calls: float | None
     in_graphs: bool
+    end_together: bool
     rows: tuple[RankRow, ...]
 
     @property
@@ -109,6 +112,7 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
         communication_share=tuple(_share(one, measured.sums[0].period) for one in spent),
         communication_calls=float(calls[measured.sums[0].known[Track.HOST]].mean()) if calls.any() else None,
         in_graphs=bool(np.isin(modes, [GraphMode.FULL, GraphMode.PIECEWISE]).any()),
+        end_together=end_together(recording),
         rows=tuple(row for name in TREE if (row := _row(measured, known, name)) is not None),
     )
 
@@ -122,14 +126,22 @@ def _measure(each: list[Recording], kinds: frozenset[Kind]) -> _Measured:
 
 
 def _edges(recording: Recording) -> tuple[Floats, Floats]:
-    """When each span first begins and last ends in each cycle, ns [names, 2, cycles], NaN where it is not in it."""
+    """When each span first begins and last ends in each cycle, ns [names, 2, cycles], NaN where it is not in it.
+
+    From the recording's start, on the GPU from the end of the cycle's target.forward where the ranks end it together.
+    """
     spans, shape = recording.spans, (len(SPAN_NAMES), 2, len(recording.cycles))
     origin = int(recording.cycles.start[0]) if len(recording.cycles) else 0
     begin, end = np.full(shape, np.inf), np.full(shape, -np.inf)
     at = (spans.name, spans.track, spans.cycle)
     np.minimum.at(begin, at, (spans.start - origin).astype(np.float64))
     np.maximum.at(end, at, (spans.end - origin).astype(np.float64))
-    return np.where(np.isinf(begin), np.nan, begin), np.where(np.isinf(end), np.nan, end)
+    begin, end = (np.where(np.isinf(side), np.nan, side) for side in (begin, end))
+    if end_together(recording):
+        since = end[FORWARD, Track.GPU].copy()
+        begin[:, Track.GPU] -= since
+        end[:, Track.GPU] -= since
+    return begin, end
 
 
 def _own_communication(recording: Recording) -> Floats:
@@ -155,7 +167,7 @@ def _behind(measured: _Measured, slow: int) -> float | None:
     if not np.isnan(spent).all():
         return _median(np.nanmax(np.where(np.isnan(spent), -np.inf, spent), axis=0) - spent[slow])
     for track in (Track.GPU, Track.HOST):
-        begins = np.stack([one[SPAN_ID["target.forward"], track] for one in measured.begins])
+        begins = np.stack([one[FORWARD, track] for one in measured.begins])
         known = ~np.isnan(begins).any(axis=0)
         if known.any():
             return _median(begins[slow, known] - begins[:, known].min(axis=0))

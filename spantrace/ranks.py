@@ -53,6 +53,14 @@ def of_rank(recording: Recording, rank: int, *, alone: bool = False) -> Recordin
     return replace(recording.with_spans(kept), header=header)
 
 
+def end_together(recording: Recording) -> bool:
+    """Whether a step's target.forward ends on all ranks at once: with its last all-reduce, less than 10 us apart.
+
+    So it does unless the model's layers are dealt out in a pipeline. Each GPU's clock is known less well than that.
+    """
+    return (recording.header.get("server") or {}).get("pipeline_parallel") in (None, 1)
+
+
 def of_chosen(recording: Recording, rank: int | None = None) -> Recording:
     """The recording as `of_rank` gives it for a rank, by default the slowest; itself where it has not several."""
     if rank is None and len(ranks(recording.header)) < 2:
@@ -64,8 +72,8 @@ def slowest(recording: Recording) -> int:
     """The rank that the others wait for, of at least one, by the steady cycles, or by all where none is steady.
 
     Where communication was recorded, it is the one that in the median cycle spends the least time there; else it is the
-    one that begins target.forward last by the most, again in the median, on the GPU where that was timed. What happens
-    inside a CUDA graph shows in neither.
+    one that begins target.forward last by the most, again in the median, on the GPU where that was timed, and there by
+    its end where all ranks `end_together`. What happens inside a CUDA graph shows in neither.
     """
     steady = recording.of_kind(Kind.STEADY)
     among = steady if len(steady.cycles) else recording
@@ -88,11 +96,18 @@ def _communication(recording: Recording) -> float:
 
 
 def _forwards(recording: Recording) -> NDArray[np.float64]:
-    """When each cycle's target.forward began, ns from the recording's start [cycles], NaN where it has none."""
-    spans, found = recording.spans, np.full(len(recording.cycles), np.inf)
+    """When each cycle's target.forward began, ns [cycles], NaN where it has none.
+
+    From the recording's start, or on a GPU from the end of the same span, where that is the same moment on all ranks.
+    """
+    spans, shape = recording.spans, len(recording.cycles)
+    begin, end = np.full(shape, np.inf), np.full(shape, -np.inf)
+    origin = recording.cycles.start[0] if shape else 0
     for track in (Track.GPU, Track.HOST):
         at = (spans.name == FORWARD) & (spans.track == track)
         if at.any():
-            np.minimum.at(found, spans.cycle[at], (spans.start[at] - recording.cycles.start[0]).astype(np.float64))
-            break
-    return np.where(np.isinf(found), np.nan, found)
+            np.minimum.at(begin, spans.cycle[at], (spans.start[at] - origin).astype(np.float64))
+            np.maximum.at(end, spans.cycle[at], (spans.end[at] - origin).astype(np.float64))
+            since = end if track is Track.GPU and end_together(recording) else np.zeros(shape)
+            return np.where(np.isinf(begin), np.nan, begin - since)
+    return np.full(shape, np.nan)

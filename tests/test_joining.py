@@ -421,6 +421,15 @@ def test_a_drifting_gpu_clock_is_followed_from_second_to_second() -> None:
     assert starts == pytest.approx([second + 200] * 4, abs=501)  # half a block's drift at most
 
 
+def test_seconds_in_which_the_gpu_was_never_idle_are_bridged_by_those_in_which_it_was() -> None:
+    """The GPU's clock gains 20 us a second; in two seconds of five its events wait 2 ms in the queue."""
+    second, start = 1_000_000_000, np.arange(500) * 10_000_000
+    passed = start + (start * 20e-6).astype(np.int64) + np.where(np.isin(start // second, [1, 2]), 2_000_000, 0)
+    rows = np.column_stack([start * 0, start, start + 10_000, passed, passed + 300_000])
+    gained = 20_000 * (start / second)
+    np.testing.assert_allclose(clock_offset(rows), -gained, rtol=0, atol=20_000)
+
+
 def test_a_host_that_was_interrupted_before_it_read_its_clock_shifts_no_gpu_span() -> None:
     """The GPU's clock is 5000 ahead, it passes an idle event 2 us after its record, and each span runs 300 us."""
     start = np.arange(300) * 1_000_000

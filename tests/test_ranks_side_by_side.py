@@ -98,6 +98,46 @@ def test_without_communication_the_last_to_begin_its_forward_is_the_slowest() ->
     assert "inside the CUDA graphs" in communication(found).parts[0]
 
 
+def on_gpu(late: float = 0.0, queued: float = 0.0, sample: float = 1.0, pid: int = 2) -> Played:
+    """A rank whose GPU passes every event so many ms after its record, its forward's first one so many ms later."""
+    played = Played("worker", pid)
+    for step in range(1, CYCLES + 2):
+        at = 10 * MS * step
+        played.execute(step, at + MS // 2, GraphMode.FULL)
+        begin, end = at + MS + round((queued + late) * MS), at + 6 * MS + round(queued * MS)
+        played.row("target.forward", at + MS, at + 2 * MS).row("sample", at + 2 * MS, at + 3 * MS)
+        played.timed("target.forward", at + MS, at + 2 * MS, begin, end)
+        played.timed("sample", at + 2 * MS, at + 3 * MS, end, end + round(sample * MS))
+    return played
+
+
+@pytest.mark.parametrize("queued", [0.0, 2.5])
+def test_a_gpu_that_is_never_idle_is_not_called_early_or_late(queued: float) -> None:
+    """What delays all events of a GPU looks like another clock: the end of the forward tells the two apart."""
+    found = side_by_side(server(on_gpu(), on_gpu(queued=queued, pid=3)))
+    assert (found.even, found.behind, found.end_together) == (True, 0.0, True)
+    sample = row(found, "sample")
+    assert (sample.first_skew, sample.last_skew) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("queued", [0.0, 2.5])
+def test_the_rank_whose_forward_takes_the_least_began_it_last_and_is_waited_for(queued: float) -> None:
+    found = side_by_side(server(on_gpu(sample=1.25), on_gpu(late=1.5, queued=queued, pid=3)))
+    assert (found.slowest, found.behind) == (1, pytest.approx(1.5))
+    sample = row(found, "sample")
+    assert (sample.last_skew, sample.critical) == (pytest.approx(0.25), 0)
+
+
+def test_where_layers_are_dealt_out_in_a_pipeline_each_gpu_has_its_own_clock() -> None:
+    recording = server(on_gpu(), on_gpu(late=1.5, pid=3))
+    header = {**recording.header, "server": {**recording.header["server"], "pipeline_parallel": 2}}
+    found = side_by_side(replace(recording, header=header))
+    assert not found.end_together
+    document = Document("report", (("line",),), Headline("WORD", ("It is so.",)), Table((Column("span", "span"),), ()))
+    said = markdown(with_ranks(document, replace(recording, header=header), frozenset({Kind.STEADY}), None))
+    assert "by up to a cycle off" in said
+
+
 def test_ranks_at_one_pace_are_called_even() -> None:
     found = side_by_side(server(worker(), worker(late=0.05, pid=3)))
     assert found.even

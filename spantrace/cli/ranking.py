@@ -98,7 +98,11 @@ def _headline(found: Ranks) -> Headline:
         "ends it last, in how many cycles."
     )
     if any(value is not None for row in found.rows for value in row.gpu):
-        legend += " GPU spans are apart by their own GPUs' clocks, each matched to the host's to some tens of us."
+        legend += (
+            " GPU spans are apart by the end of target.forward, whose last all-reduce ends on all ranks at once."
+            if found.end_together
+            else " GPU spans are apart by their own GPUs' clocks, each matched to the host's, by up to a cycle off."
+        )
     if found.even:
         how = "what they wait in communication differs by" if known else "they begin target.forward within"
         least = f"No rank holds the others up: {how} {late}."
