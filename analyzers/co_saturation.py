@@ -45,6 +45,7 @@ class Verdict(Enum):
     ALTERNATING = "host and GPU take turns"
     ELSEWHERE = "bound elsewhere"
     HOST_ONLY = "host only"
+    GPU_ONLY = "GPU only"
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,19 @@ class CoSaturation:
     full_graphs: bool
 
     @property
+    def host_known(self) -> bool:
+        """Whether any span says what the host does: a trace may have none."""
+        return self.host.share + self.wait.share > 0
+
+    @property
     def host_win(self) -> float | None:
-        """What 1 ms less host work can win at most, in ms: the GPU's mean idle time; None without a GPU track."""
-        return None if self.idle is None else min(STEP_MS, self.idle.share * self.period.ms)
+        """What 1 ms less host work can win at most, in ms: the GPU's mean idle time; None where a track is missing."""
+        return None if self.idle is None or not self.host_known else min(STEP_MS, self.idle.share * self.period.ms)
 
     @property
     def gpu_win(self) -> float | None:
-        """What 1 ms less GPU work can win at most, in ms: the host's mean wait; None without a GPU track."""
-        return None if self.gpu is None else min(STEP_MS, self.wait.share * self.period.ms)
+        """What 1 ms less GPU work can win at most, in ms: the host's mean wait; None where a track is missing."""
+        return None if self.gpu is None or not self.host_known else min(STEP_MS, self.wait.share * self.period.ms)
 
 
 def co_saturation(recording: Recording, kinds: frozenset[Kind] = STEADY) -> CoSaturation | None:
@@ -179,6 +185,8 @@ def host_parts(recording: Recording, kinds: frozenset[Kind]) -> dict[str, Floats
 def _verdict(host: dict[str, Cost], gpu: Cost | None) -> Verdict:
     if gpu is None:
         return Verdict.HOST_ONLY
+    if host["host"].share + host["wait"].share == 0:
+        return Verdict.GPU_ONLY
     host_full, gpu_full = host["occupied"].share >= BUSY, gpu.share >= BUSY
     if host_full and gpu_full:
         return Verdict.CO_SATURATED

@@ -69,8 +69,9 @@ def _launch(recording: Recording, span: str) -> Floats:
     first = np.full((2, len(recording.cycles)), np.inf)
     for row, at in enumerate((gpu & (spans.name == SPAN_ID[span]), gpu & np.isin(spans.name, ids))):
         np.minimum.at(first[row], spans.cycle[at], spans.start[at])
-    known = np.isfinite(first).all(axis=0)
-    return np.where(known, first[1] - first[0], np.nan) if known.any() else np.full(len(known), np.nan)
+    first[np.isinf(first)] = np.nan
+    launch: Floats = first[1] - first[0]
+    return launch
 
 
 def _sum(cycle: PerCycle, launch: Floats, span: str, told: Mapping[str, Any], empty_ns: float) -> GraphSum | None:

@@ -21,6 +21,7 @@ from analyzers.co_saturation import Verdict, co_saturation, gpu_busy
 from analyzers.span_table import span_table
 from analyzers.trust import trust
 from spantrace.cli.main import run
+from spantrace.cli.wording import verdict
 from spantrace.errors import EXIT_NOT_COMPARABLE, SpantraceError
 from spantrace.importers.unpacking import Text
 from spantrace.loading import load
@@ -113,6 +114,17 @@ def test_cycles_by_the_repeating_graph(tmp_path: Path) -> None:
     assert recording.header["trace"]["kernels_in_graphs"] == recording.header["trace"]["kernels"] > 29 * 2
     assert recording.header["trace"]["graph_launches"] == 29 * 2, "those of the cycles, as the kernels are"
     assert "no range of the host is a span" in doubts(recording)
+
+
+def test_without_any_span_of_the_host_nobody_is_said_to_bound_the_cycle(tmp_path: Path) -> None:
+    events = [one for one in cycles(30, steps=False) if one["cat"] != "user_annotation"]
+    recording = imported([one for one in events if "ynchronize" not in one["name"]], tmp_path)
+    found = co_saturation(recording)
+    assert found is not None
+    assert (found.verdict, found.host_win, found.gpu_win) == (Verdict.GPU_ONLY, None, None)
+    said = " ".join(verdict(found).sentences)
+    assert "Without a span of the host there is no verdict" in said
+    assert "The host works" not in said
 
 
 def test_a_piecewise_graph_repeats_within_the_cycle(tmp_path: Path) -> None:

@@ -127,10 +127,10 @@ def verdict(found: CoSaturation) -> Headline:
     from analyzers.co_saturation import BUSY
 
     word = found.verdict.value.upper()
-    measured = [("period", found.period), ("host", found.host), ("GPU", found.gpu)]
+    measured = [("period", found.period), ("host", found.host if found.host_known else None), ("GPU", found.gpu)]
     shown = ", ".join(f"{name} {_interval(cost)}" for name, cost in measured if cost is not None)
     sentences = [_work(found), *_wins(found), f"95% intervals of the medians: {shown} ms."]
-    if found.gpu is not None:
+    if found.gpu is not None and found.host_known:
         sentences[-1] += f" A side is saturated from {BUSY:.0%} of the period."
         if not found.full_graphs and found.kernels is None:
             sentences.append(
@@ -151,10 +151,13 @@ def _work(found: CoSaturation) -> str:
             "Without a GPU track there is no verdict on who bounds the cycle."
         )
     most = "" if found.kernels else "at most "
-    gpu = f"which is busy {most}{number(found.gpu.ms)} ms ({_near(found.gpu.share)})"
+    gpu = f"is busy {most}{number(found.gpu.ms)} ms ({_near(found.gpu.share)})"
     gpu += f", {number(found.kernels.ms)} of it in kernels" if found.kernels else ""
+    if not found.host_known:
+        return f"Of {period} ms the GPU {gpu}. Without a span of the host there is no verdict on who bounds the cycle."
     between = f", {number(found.between.ms)} ms pass between cycles" if found.between.share >= 0.05 else ""
-    return f"The host {works} {period} ms{detail} and waits {number(found.wait.ms)} ms for the GPU, {gpu}{between}."
+    waits = f"waits {number(found.wait.ms)} ms for the GPU"
+    return f"The host {works} {period} ms{detail} and {waits}, which {gpu}{between}."
 
 
 def _near(share: float) -> str:
