@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,20 +94,20 @@ class Capture:
     def pause(self) -> None:
         """Take every process's hooks out of force; what is under way then is in no complete cycle."""
         for index in reversed(range(len(self._connections))):
-            self._ask(index, {"type": "pause"}, "paused")
+            self._ask([index], {"type": "pause"}, "paused")
 
     def resume(self) -> None:
         """Put the hooks into force again."""
         for index in range(len(self._connections)):
-            self._ask(index, {"type": "resume"}, "resumed")
+            self._ask([index], {"type": "resume"}, "resumed")
 
     def delay(self, request: Frame) -> list[Frame]:
         """Ask every process for a delay; their answers, which come once it is in force there."""
         return self.ask({"type": "delay", **request}, "delayed")
 
     def ask(self, request: Frame, answer: str, timeout: float = STOP_TIMEOUT_S) -> list[Frame]:
-        """Send every process a request; their answers, of the type `answer`, in the order of the members."""
-        return [self._ask(index, request, answer, timeout) for index in range(len(self._connections))]
+        """Send every process a request at once; their answers, of the type `answer`, in the order of the members."""
+        return self._ask(range(len(self._connections)), request, answer, timeout)
 
     def stop(self) -> bool:
         """Stop the engine, then the workers, and journal their last frames; True when all of them answered."""
@@ -182,23 +182,38 @@ class Capture:
             return self._lose(index, error)
         return self._lose(index, TimeoutError(f"no answer within {STOP_TIMEOUT_S:g} s"))
 
-    def _ask(self, index: int, request: Frame, answer: str, timeout: float = STOP_TIMEOUT_S) -> Frame:
-        """Send a request and journal what comes up to its answer; SpantraceError where none comes."""
-        connection = self._connections[index]
+    def _ask(self, indices: Sequence[int], request: Frame, answer: str, timeout: float = STOP_TIMEOUT_S) -> list[Frame]:
+        """Send processes a request and journal what comes of all up to the last answer; SpantraceError without one.
+
+        One that is slow to answer keeps no other waiting, which would be cut off as the peer of one that never reads.
+        """
+        answers: dict[int, Frame] = {}
+        deadline = time.monotonic() + timeout
+        index = 0
         try:
-            connection.send(request)
-            while (frame := connection.receive(timeout)) is not None and frame.get("type") != answer:
-                self._keep(index, frame)
+            for index in indices:
+                self._connections[index].send(request)
+            while waiting := [index for index in indices if index not in answers]:
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select(self._connections, [], [], left)[0]:
+                    raise SpantraceError(f"{self._named(waiting[0])} was not {answer} within {timeout:g} s")
+                for index, connection in enumerate(self._connections):
+                    while (frame := connection.receive(0)) is not None:
+                        if frame.get("type") == answer:
+                            answers[index] = frame
+                        else:
+                            self._keep(index, frame)
         except (OSError, EOFError, ValueError) as error:
-            raise SpantraceError(f"a process broke off instead of being {answer}: {error}") from error
-        if frame is None:
-            raise SpantraceError(f"a process was not {answer} within {timeout:g} s")
-        return frame
+            raise SpantraceError(f"{self._named(index)} broke off instead of being {answer}: {error}") from error
+        return [answers[index] for index in indices]
+
+    def _named(self, index: int) -> str:
+        pid, role = list(self._members.items())[index]
+        return f"{role} process {pid}"
 
     def _lose(self, index: int, error: Exception) -> bool:
         """Let a process go that broke off; the first one's reason is noted."""
-        pid, role = list(self._members.items())[index]
-        self.note = self.note or f"{role} process {pid} broke off while it was recorded: {error}"
+        self.note = self.note or f"{self._named(index)} broke off while it was recorded: {error}"
         self._lost.add(index)
         return False
 

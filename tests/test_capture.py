@@ -102,9 +102,55 @@ def test_a_process_that_dies_instead_of_pausing_is_told(cast: Cast, journal: Jou
     cast(sync_server()[0], engine=die)
     with (
         prepared(journal, {ENGINE: "engine"}) as capture,
-        pytest.raises(SpantraceError, match="instead of being paused"),
+        pytest.raises(SpantraceError, match=rf"^engine process {ENGINE} broke off instead of being paused"),
     ):
         capture.pause()
+
+
+def test_a_process_that_is_slow_to_answer_keeps_no_other_waiting(cast: Cast, journal: Journal) -> None:
+    """The engine sends more than a socket holds before the worker, which was asked first, answers."""
+    read = threading.Event()
+
+    def flood(connection: Connection, actor: Actor) -> None:
+        first, *_, stopped = actor.played.frames()
+        connection.send(first)
+        assert connection.receive(10) == {"type": "look"}
+        connection.send(*({"type": "rows", "filler": "x" * 10_000} for _ in range(1000)))
+        read.set()
+        connection.send({"type": "looked", "who": "engine"})
+        assert connection.receive(10) == {"type": "stop"}
+        connection.send(stopped)
+
+    def wait(connection: Connection, actor: Actor) -> None:
+        first, *_, stopped = actor.played.frames()
+        connection.send(first)
+        assert connection.receive(10) == {"type": "look"}
+        assert read.wait(5), "the engine was left to itself"
+        connection.send({"type": "looked", "who": "worker"})
+        assert connection.receive(10) == {"type": "stop"}
+        connection.send(stopped)
+
+    cast(*sync_server(turns=3), worker=wait, engine=flood)
+    with prepared(journal) as capture:
+        answers = capture.ask({"type": "look"}, "looked")
+        assert [answer["who"] for answer in answers] == ["worker", "engine"]
+        assert capture.stop()
+
+
+def test_a_process_that_does_not_answer_in_time_is_named(cast: Cast, journal: Journal) -> None:
+    def talk(connection: Connection, actor: Actor) -> None:
+        first, *_ = actor.played.frames()
+        connection.send(first)
+        for _ in range(40):
+            time.sleep(0.02)
+            connection.send({"type": "rows"})
+
+    cast(sync_server()[0], engine=talk)
+    with (
+        prepared(journal, {ENGINE: "engine"}) as capture,
+        pytest.raises(SpantraceError, match=rf"^engine process {ENGINE} was not looked within 0.2 s$"),
+    ):
+        capture.ask({"type": "look"}, "looked", timeout=0.2)
 
 
 def test_only_decode_cycles_count(cast: Cast, journal: Journal) -> None:
