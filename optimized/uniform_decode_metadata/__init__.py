@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from optimized.late import late
 from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
-from optimized.uniform_decode_metadata.sources import BUILD, SOURCES
+from optimized.uniform_decode_metadata.sources import BUILD, MAMBA2, SOURCES
 
 if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
 
 
-FIELDS, LATER_GROUPS = 6, 16
-"""Numbers that the kernel is told of a later group, and for how many such groups memory is declared: few have more."""
+FIELDS, MOST_GROUPS = 6, 16
+"""Numbers that the kernel is told of a group, and for how many groups memory is declared: few have more."""
 
 
 def _memory(settings: Settings) -> int:
     """The offsets of a request's state blocks, int32, and what a step's groups share: a batch's columns, and where each
-    later group's table and buffers lie, int64."""
-    return (4 + 8 * settings.batch) * (1 + settings.speculative) + 8 * FIELDS * LATER_GROUPS
+    group's table and buffers lie, int64."""
+    return (4 + 8 * settings.batch) * (1 + settings.speculative) + 8 * FIELDS * MOST_GROUPS
 
 
 OPTIMIZATION = Optimization(
@@ -29,7 +29,7 @@ OPTIMIZATION = Optimization(
     seed="vLLM, four fixes for DFlash and DSpark, fix 4",
     figure="target input preparation 1.75 to 1.58 ms a cycle on a GB200, claimed there",
     targets=("target.metadata.mamba",),
-    seams=(Seam(BUILD, "vllm >=0.26,!=0.27.*,<0.34"),),
+    seams=tuple(Seam(owner, "vllm >=0.26,!=0.27.*,<0.34") for owner in (BUILD, MAMBA2)),
     requirements=(needs_package("vllm"),),
     guard="no request is prefilling and no query is longer than the decode threshold; a hit is one group's build",
     agreement=Agreement.BITWISE,

@@ -1,4 +1,4 @@
-"""What a step's later KV groups will ask for, written into their buffers at the step's first build, by one launch.
+"""What a step's KV groups will ask for, written into their buffers at the step's first build, by one launch.
 
 The runners' block tables and the builders' buffers stay where they are, so what a group was given in one step tells
 where its blocks will lie in the next. Both runners write the requests' rows of all tables before the first build, on
@@ -20,11 +20,12 @@ from optimized.uniform_decode_metadata import FIELDS
 
 
 @dataclass(eq=False)
-class Later:
-    """A group that took the first one's result: its builder, its block table and its own buffers, int32 all three.
+class Group:
+    """A group of a step before: its builder, its block table and its own buffers, int32 all three.
 
     Held, so that nothing else can come to lie where the launch reads and writes. `rows` is as many as it may write,
-    `padding` whether the rows that pad a batch are final at a step's first build as well.
+    `padding` whether the rows that pad a batch are final at a step's first build as well, and `mode` the builder's
+    choice of graphs, which read the buffers; `none` are the state blocks of no prefill, int32 [0].
     """
 
     builder: Any
@@ -33,13 +34,16 @@ class Later:
     accepted: Tensor
     rows: int
     padding: bool
+    mode: Any = None
     _views: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lies = (*_lie(self.table), self.states.data_ptr(), self.accepted.data_ptr())
+        self.place = _lie(self.table)
+        self.lies = (*self.place, self.states.data_ptr(), self.accepted.data_ptr())
+        self.none = self.states[:0, 0]
 
     @classmethod
-    def of(cls, builder: Any, table: Tensor) -> Later | None:
+    def of(cls, builder: Any, table: Tensor) -> Group | None:
         """The group of a builder; None where its table or its buffers are not laid out as the kernel needs."""
         states, accepted = builder.state_indices_tensor_d, builder.decode_num_accepted_tokens
         width = 1 + builder.num_spec_tokens
@@ -49,16 +53,22 @@ class Later:
             return None
         rows = min(len(table), len(states), len(accepted), builder.decode_cudagraph_max_bs)
         padding = bool(getattr(builder.vllm_config, "use_v2_model_runner", False))
-        return cls(builder, table, states, accepted, rows, padding)
+        return cls(builder, table, states, accepted, rows, padding, builder.compilation_config.cudagraph_mode)
 
-    def is_whole(self) -> bool:
-        """Whether the builder has these buffers still."""
+    def holds(self, decodes: int) -> bool:
+        """Whether the builder has these buffers still, for graphs of so many decodes."""
         builder = self.builder
-        return builder.state_indices_tensor_d is self.states and builder.decode_num_accepted_tokens is self.accepted
+        return (
+            builder.state_indices_tensor_d is self.states
+            and builder.decode_num_accepted_tokens is self.accepted
+            and builder.compilation_config.cudagraph_mode is self.mode
+            and decodes <= self.rows
+            and decodes <= builder.decode_cudagraph_max_bs
+        )
 
     def is_given(self, table: Tensor) -> bool:
         """Whether this is the group's table, of any number of rows."""
-        return _lie(table) == self.lies[:4] and table.dtype is torch.int32
+        return _lie(table) == self.place and table.dtype is torch.int32
 
     def views(self, decodes: int) -> tuple[Tensor, Tensor]:
         """The first rows of both buffers, int32 [decodes, 1 + K] and [decodes], sliced once."""
@@ -68,7 +78,7 @@ class Later:
 
 
 class Ahead:
-    """Launches for a step's later groups; what it keeps are the numbers that the kernel is told of the last ones."""
+    """Launches for a step's groups; what it keeps are the numbers that the kernel is told of the last ones."""
 
     def __init__(self) -> None:
         self._addresses: Tensor | None = None
@@ -89,7 +99,7 @@ class Ahead:
             runs = self._runs[device.type] = why_no_kernels(device.type) is None
         return runs
 
-    def write(self, groups: Sequence[Later], lengths: Tensor, accepted: Tensor, block_size: int) -> None:
+    def write(self, groups: Sequence[Group], lengths: Tensor, accepted: Tensor, block_size: int) -> None:
         """Write the groups' first B rows, of lengths int32 [B] and accepted int32 [at least B].
 
         `block_size` is in tokens, and 0 where a request's blocks are its table's first ones.
@@ -112,7 +122,7 @@ class Ahead:
             self._runs[device] = False
             raise
 
-    def _find(self, groups: Sequence[Later]) -> Tensor:
+    def _find(self, groups: Sequence[Group]) -> Tensor:
         """Where the groups' parts lie, int64 [groups, FIELDS], written anew where one moved, without a wait."""
         lie = [group.lies for group in groups]
         if self._addresses is None or lie != self._known:
@@ -122,17 +132,21 @@ class Ahead:
         return self._addresses
 
 
-def within(groups: Sequence[Later], decodes: int, lengths: Tensor, accepted: Tensor, starts: Tensor) -> bool:
+def within(groups: Sequence[Group], decodes: int, lengths: Tensor, accepted: Tensor, starts: Tensor) -> bool:
     """Whether the rows of so many decodes, of lengths [B] and accepted [B], can be written for all groups now.
 
     `starts` are where the queries begin, and the last one ends, on the CPU: what pads a batch has no tokens.
     """
-    device = groups[0].table.device
+    device, padding = groups[0].table.device, True
+    for group in groups:
+        if not group.holds(decodes):
+            return False
+        padding = padding and group.padding
     return (
-        len(lengths) == decodes <= len(accepted)
-        and all(_is_read(part, device) for part in (lengths, accepted))
-        and all(group.rows >= decodes and group.is_whole() for group in groups)
-        and (all(group.padding for group in groups) or bool(starts[decodes] > starts[decodes - 1]))
+        lengths.shape[0] == decodes <= accepted.shape[0]
+        and _is_read(lengths, device)
+        and _is_read(accepted, device)
+        and (padding or bool(starts[decodes] > starts[decodes - 1]))
         and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     )
 

@@ -10,7 +10,7 @@ def why_not(is_prefilling: Tensor, longest_query: int, decode_threshold: int) ->
     """Why a batch must be sorted; None where every request, bool [B] on the CPU, surely is a decode."""
     if longest_query > decode_threshold:
         return "a query is longer than a decode's"
-    if is_prefilling.any().item():
+    if True in is_prefilling.tolist():
         return "a request is still prefilling"
     return None
 

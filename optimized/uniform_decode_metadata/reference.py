@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optimized.cases import Case, Place
 from optimized.launching import why_no_kernels
-from optimized.uniform_decode_metadata.ahead import Ahead, Later
+from optimized.uniform_decode_metadata.ahead import Ahead, Group
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
 
 POISON = -(2**30)
@@ -93,12 +93,12 @@ class Step:
         return torch.gather(table, 1, self.offsets.rows(self.lengths, self.shape.block_size, width))
 
     def _write_buffers(self) -> None:
-        """As a step's first build does for its later groups; copied where no kernel runs."""
+        """As a step's first build does for all its groups; copied where no kernel runs."""
         if why_no_kernels(self.tables.device.type):
             self.buffers[:], self.counts[:] = self.states, self.accepted
             return
         parts = zip(self.tables, self.buffers, self.counts, strict=True)
-        groups = [Later(None, *part, self.shape.batch, padding=True) for part in parts]
+        groups = [Group(None, *part, self.shape.batch, padding=True) for part in parts]
         self.ahead.write(groups, self.lengths, self.accepted, self.shape.block_size if self.shape.aligned else 0)
 
     def _results(self) -> dict[str, Tensor]:

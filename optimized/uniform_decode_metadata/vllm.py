@@ -5,7 +5,6 @@ put behind a condition there, and compiled in its module; everything else stays 
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import inspect
@@ -20,8 +19,9 @@ from torch import Tensor
 
 from optimized.optimization import Counts
 from optimized.uniform_decode_metadata.ahead import Ahead
+from optimized.uniform_decode_metadata.copying import compiled, with_copies
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
-from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild
+from optimized.uniform_decode_metadata.sharing import AHEAD, FIRST, SHARED, FirstBuild
 from optimized.uniform_decode_metadata.sources import UPDATE
 from spantrace.patching import Function
 
@@ -70,12 +70,7 @@ def _calls(line: ast.stmt, name: str) -> bool:
 
 def with_shortcut(original: Function, text: str, all_decode: Function, block_table: Function) -> Function:
     """The method `original`, whose source is `text`, with the shortcut where `all_decode` says so."""
-    module = ast.increment_lineno(rewrite(text), original.__code__.co_firstlineno - 1)
-    flags = __future__.annotations.compiler_flag
-    code = compile(module, original.__code__.co_filename, "exec", flags, dont_inherit=True)
-    made: dict[str, Any] = {}
-    exec(code, original.__globals__, made)
-    return wraps(original)(made["make"](all_decode, block_table))
+    return compiled(original, rewrite(text), all_decode, block_table)
 
 
 class Shortcut:
@@ -89,11 +84,14 @@ class Shortcut:
         self._rows: Tensor | None = None
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
-        """The one seam."""
-        return {"BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten}
+        """The build, and Mamba2's around it."""
+        return {
+            "BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten,
+            "Mamba2AttentionMetadataBuilder.build": lambda original: with_copies(original, inspect.getsource(original)),
+        }
 
     def allocated(self) -> int:
-        """Bytes of the kept offsets, of the rows that a step's groups share, and of where the later ones lie."""
+        """Bytes of the kept offsets, of the rows that a step's groups share, and of where these lie."""
         return self.offsets.nbytes() + self.ahead.nbytes() + (self._first.nbytes() if self._first else 0)
 
     def close(self) -> None:
@@ -136,6 +134,8 @@ class Shortcut:
             given = builder, common_attn_metadata, num_accepted_tokens
             if (taken := self._taken(*given, block_table)) is not None:
                 return taken
+            if (followed := self._followed(*given)) is not None:
+                return followed
             last, self._first, self._rows = self._first, None, None
             before = self.counts.hits
             metadata = build(builder, common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **others)
@@ -161,6 +161,7 @@ class Shortcut:
                 mode = builder.vllm_config.cache_config.mamba_cache_mode
                 blocks = partial(block_table, table, common.seq_lens, builder.kv_cache_spec, mode)
                 metadata = first.take(builder, table, blocks)
+                self._rows = None
                 if self.ahead.runs_on(table.device):
                     first.remember(builder, table)
         except Exception as error:
@@ -168,6 +169,21 @@ class Shortcut:
             return None
         self.counts.hits += 1
         self.counts.sorts[SHARED] += 1
+        return metadata
+
+    def _followed(self, builder: Any, common: Any, accepted: Tensor | None) -> Any:
+        """The first group's result in the step after the last one; None where that does not tell of it."""
+        first = self._first
+        if first is None or first.own is None:
+            return None
+        try:
+            metadata = first.follow(builder, common, accepted, self.ahead)
+        except Exception as error:
+            self.counts.failed(error)
+            return None
+        if metadata is not None:
+            self.counts.hits += 1
+            self.counts.sorts[FIRST] += 1
         return metadata
 
     def _keep(
@@ -184,8 +200,10 @@ class Shortcut:
             if getattr(builder, _INTO_BUFFERS).__func__.__globals__ is not original.__globals__:
                 return
             self._first = first = FirstBuild.of(builder, common, accepted, metadata, self._rows)
-            if first is not None and last is not None and self.ahead.runs_on(common.block_table_tensor.device):
-                first.write_ahead(last, common, self.ahead)
+            if first is not None and self.ahead.runs_on(common.block_table_tensor.device):
+                if last is not None:
+                    first.write_ahead(last, common, self.ahead)
+                first.remember(builder, common.block_table_tensor)
         except Exception as error:
             self.counts.failed(error)
 

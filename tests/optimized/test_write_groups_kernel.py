@@ -17,7 +17,7 @@ from optimized import launching  # noqa: E402
 from optimized.cases import Place  # noqa: E402
 from optimized.judging import judge  # noqa: E402
 from optimized.uniform_decode_metadata import OPTIMIZATION, ahead, kernels  # noqa: E402
-from optimized.uniform_decode_metadata.ahead import Ahead, Later  # noqa: E402
+from optimized.uniform_decode_metadata.ahead import Ahead, Group  # noqa: E402
 from optimized.uniform_decode_metadata.reference import Shape, Step  # noqa: E402
 
 POISON = -(2**20)
@@ -28,9 +28,9 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launching.INTERPRET, "1")
 
 
-def group(table: torch.Tensor, rows: int, width: int) -> Later:
+def group(table: torch.Tensor, rows: int, width: int) -> Group:
     own = [torch.full(shape, POISON, dtype=torch.int32) for shape in ((rows, width), (rows,))]
-    return Later(None, table, *own, rows, padding=True)
+    return Group(None, table, *own, rows, padding=True)
 
 
 @pytest.mark.parametrize("block_size", [0, 4])

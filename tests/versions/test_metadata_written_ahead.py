@@ -1,4 +1,4 @@
-"""What a step's first build writes for its later KV groups, for every supported vLLM, against full builds of all."""
+"""What a step's first build writes for its KV groups, for every supported vLLM, against full builds of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from mamba_builds import BATCHES, DECODES, GROUPS, Batch, MambaSpec, Stock  # noqa: E402
 from mamba_runners import Runner, sides, unlike  # noqa: E402
 
-from optimized.uniform_decode_metadata.sharing import AHEAD  # noqa: E402
+from optimized.uniform_decode_metadata.sharing import AHEAD, FIRST  # noqa: E402
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("interpreted")]
 FOUR, ONE, PADDED = "four decodes", "one decode", "padding"
@@ -33,7 +33,7 @@ AHEAD_IN: list[tuple[str, bool]] = [
     (FOUR, False),
     ("a bound above the longest", True),
 ]
-"""Steps, and whether all later groups were written ahead: those of the last step, where as many rows were known."""
+"""Steps, and whether all groups were written by one launch: those of the last step, where as many rows were known."""
 modes = pytest.mark.parametrize("mode", ["none", "align"])
 runners = pytest.mark.parametrize("which", ["V1", "V2"])
 
@@ -53,8 +53,8 @@ def test_every_field_and_buffer_of_every_step_is_what_full_builds_give(
         assert unlike(theirs, ours, wanted, got) == [], (seed, name)
         expected += written and graphs and mode != "all" and (which == "V2" or name != PADDED)
         assert len(launches) == expected, (seed, name)
-    assert set(launches) <= {GROUPS - 1}
-    assert switch.counts.sorts[AHEAD] == expected * (GROUPS - 1)
+    assert set(launches) <= {GROUPS}
+    assert (switch.counts.sorts[FIRST], switch.counts.sorts[AHEAD]) == (expected, expected * (GROUPS - 1))
     assert not switch.counts.errors
     assert switch.counts.hits == GROUPS * sum(name in DECODES for name, _ in AHEAD_IN)
 
@@ -63,6 +63,11 @@ def change(what: str, runner: Runner) -> None:
     """Something else than what was remembered."""
     if what == "a table moved":
         runner.tables[2] = runner.table()
+    elif what == "the first one's table moved":
+        runner.tables[0] = runner.table()
+    elif what == "no graphs":
+        for builder in runner.builders:
+            builder.compilation_config = runner.stock.group(runner.mode, False).compilation_config
     elif what == "tables of other strides":
         runner.tables[1] = runner.table().T.contiguous().T
     elif what == "a builder replaced":
@@ -78,11 +83,13 @@ def change(what: str, runner: Runner) -> None:
 
 CHANGES = {
     "a table moved": True,
+    "the first one's table moved": True,
     "tables of other strides": True,
     "a builder replaced": True,
     "all builders replaced": False,
     "a buffer replaced": False,
     "larger blocks": False,
+    "no graphs": False,
 }
 """What changes between two steps, and whether the other groups are written ahead all the same in the second one."""
 
@@ -94,7 +101,7 @@ def test_a_group_that_changed_is_built_as_before_and_known_from_then_on(
     stock: Stock, mode: str, which: str, what: str, launches: list[int]
 ) -> None:
     theirs, ours, switch = sides(stock, mode, which=which)
-    told = [0, 1, 1 + CHANGES[what], 2 + CHANGES[what]]
+    told = [0, 1, 1 + CHANGES[what], 1 + CHANGES[what] + (what != "no graphs")]
     for seed, total in enumerate(told):
         if seed == 2:
             gone = [builder.state_indices_tensor_d for builder in ours.builders]
@@ -104,6 +111,7 @@ def test_a_group_that_changed_is_built_as_before_and_known_from_then_on(
         wanted, got = (side.step(DECODES[FOUR], seed) for side in (theirs, ours))
         assert unlike(theirs, ours, wanted, got) == [], seed
         assert len(launches) == total
+    assert [GROUPS - number for number in launches] == [0, *[int("first" in what)] * CHANGES[what], 0][: told[-1]]
     if not CHANGES[what]:
         left = [builder.state_indices_tensor_d for builder in ours.builders]
         pairs = [pair for pair, one in zip(zip(gone, before, strict=True), left, strict=True) if pair[0] is not one]
@@ -130,6 +138,7 @@ def test_groups_may_be_built_in_any_order_and_number(stock: Stock, mode: str, wh
         assert unlike(theirs, ours, wanted, got, order) == [], (seed, order)
     assert not switch.counts.errors
     assert switch.counts.sorts[AHEAD] > 0
+    assert switch.counts.sorts[FIRST] > 0
 
 
 GIVEN: dict[str, Callable[[Batch], Batch]] = {

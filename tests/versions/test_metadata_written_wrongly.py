@@ -13,9 +13,9 @@ from mamba_builds import DECODES, GROUPS, Operations, Stock  # noqa: E402
 from mamba_runners import sides, unlike  # noqa: E402
 
 from optimized import launching  # noqa: E402
-from optimized.uniform_decode_metadata import FIELDS, ahead  # noqa: E402
-from optimized.uniform_decode_metadata.ahead import Ahead, Later  # noqa: E402
-from optimized.uniform_decode_metadata.sharing import AHEAD, SHARED, FirstBuild  # noqa: E402
+from optimized.uniform_decode_metadata import FIELDS, ahead, sharing  # noqa: E402
+from optimized.uniform_decode_metadata.ahead import Ahead, Group  # noqa: E402
+from optimized.uniform_decode_metadata.sharing import AHEAD, FIRST, SHARED  # noqa: E402
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("interpreted")]
 FOUR = "four decodes"
@@ -39,14 +39,16 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         )
     elif fault == "a group missing":
         monkeypatch.setattr(Ahead, "write", lambda it, groups, *rest: write(it, groups[:-1], *rest))
-    elif fault == "a table that moved":
-        monkeypatch.setattr(Later, "is_given", lambda *_: True)
+    elif fault == "the first group missing":
+        monkeypatch.setattr(Ahead, "write", lambda it, groups, *rest: write(it, groups[1:], *rest))
+    elif "moved" in fault:
+        monkeypatch.setattr(Group, "is_given", lambda *_: True)
     elif fault == "a step that is none":
-        monkeypatch.setattr(FirstBuild, "write_ahead", lambda it, last, *_: it.ahead.update(last.later))
+        monkeypatch.setattr(sharing, "_write", lambda *_: True)
     else:
-        right = Later.of.__func__  # type: ignore[attr-defined]
+        right = Group.of.__func__  # type: ignore[attr-defined]
         final = lambda cls, *given: setattr(made := right(cls, *given), "padding", True) or made  # noqa: E731
-        monkeypatch.setattr(Later, "of", classmethod(final))
+        monkeypatch.setattr(Group, "of", classmethod(final))
 
 
 FAULTS = (
@@ -54,10 +56,20 @@ FAULTS = (
     "lengths of the step before",
     "accepted tokens of another request",
     "a group missing",
+    "the first group missing",
     "a table that moved",
+    "the first one's table that moved",
     "a step that is none",
     "padding before it is written",
 )
+SPOILT = {
+    "a group missing": {GROUPS - 1},
+    "the first group missing": {0},
+    "a table that moved": {1},
+    "the first one's table that moved": {0},
+    "padding before it is written": set(range(1, GROUPS)),
+}
+"""The groups that a fault spoils, where not all: the padding of the first one is written before its build."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -66,13 +78,15 @@ def test_what_is_written_wrongly_shows(stock: Stock, fault: str, monkeypatch: py
     plant(fault, monkeypatch)
     padding = fault == "padding before it is written"
     for seed in range(2):
-        if fault == "a table that moved":
-            ours.tables[1] = ours.table()
+        if "moved" in fault:
+            (moved,) = SPOILT[fault]
+            ours.tables[moved] = ours.table()
         batch = DECODES["padding" if padding and seed else FOUR]
         wanted, got = (side.step(batch, seed) for side in (theirs, ours))
-    assert unlike(theirs, ours, wanted, got) != []
+    spoilt = {int(name.partition(":")[0]) for name in unlike(theirs, ours, wanted, got)}
+    assert spoilt == SPOILT.get(fault, set(range(GROUPS)))
     assert not switch.counts.errors
-    assert switch.counts.sorts[AHEAD] == GROUPS - 1
+    assert (switch.counts.sorts[FIRST], switch.counts.sorts[AHEAD]) == (1, GROUPS - 1)
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])
@@ -95,10 +109,10 @@ def test_a_later_group_asks_for_nothing_but_its_metadata(stock: Stock, mode: str
     print(stock.tree.name, mode, done)
     assert done[0] > done[1] == 2, "its two views are sliced when they are first asked for"
     assert done[2:] == [0, 0]
-    assert launches == [GROUPS - 1] * 3, "one a step"
+    assert launches == [GROUPS] * 3, "one a step"
     assert places[0] is None
     assert places[1] is places[2] is places[3] is not None
-    assert switch.ahead.nbytes() == 8 * FIELDS * (GROUPS - 1)
+    assert switch.ahead.nbytes() == 8 * FIELDS * GROUPS
     switch.close()
     assert switch.allocated() == 0
     ours.step(DECODES[FOUR], 9)

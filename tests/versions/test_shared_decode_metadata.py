@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -172,7 +172,8 @@ def test_a_group_that_differs_is_built_by_itself(stock: Stock, mode: str, unlike
 @pytest.mark.parametrize("changed", [{"use_replayssm": True}, {"use_spec_decode": False}], ids=["ring", "no drafts"])
 def test_what_more_than_views_depends_on_is_not_shared(stock: Stock, changed: dict[str, bool]) -> None:
     batch, (plain, later, other) = DECODES["four decodes"], (stock.group("none", True) for _ in range(3))
-    accepted, metadata = accepted_of(batch), SimpleNamespace(num_decodes=batch.num_reqs)
+    accepted = accepted_of(batch)
+    metadata = stock.module["_compute_common_metadata"](plain, batch, num_accepted_tokens=accepted)
     first = FirstBuild.of(plain, batch, accepted, metadata, None)
     assert first is not None
     assert first.serves(later, batch, accepted)
