@@ -14,7 +14,7 @@ from optimized.split_kv_3d.attention import Context, Plan, Scratch, Sight, atten
 from optimized.split_kv_3d.reference import attention as oracle
 
 HEADS, KEY_HEADS, HEAD_DIM = 32, 2, 128
-SEGMENTS = (8, 16, 32, 64)
+SEGMENTS = (8, 16, 32, 64, 128)
 OUTGROWS = 200 * 2**20
 """More than the cache of the GPU holds: what the calls of one graph read together."""
 FEWEST_CALLS, MOST_CALLS = 5, 64
@@ -72,7 +72,7 @@ def arms(work: Work) -> tuple[dict[str, Arm], list[str]]:
     own = plan(work.query, work.layer(0), work.queries, work.window, room)
     found: dict[str, Arm] = {f"split, own plan: {own.segments} x {own.tile}": _split(work, own)}
     for segments in SEGMENTS:
-        found[f"split, {segments} segments"] = _split(work, Plan(segments, own.tile, own.rows, own.warps))
+        found[f"split, {segments} segments"] = _split(work, Plan(segments, own.tile, own.rows, own.warps, own.stages))
     found[NO_SINKS] = _torch(work)
     missing = []
     for name, make in (("vLLM 2D", _vllm), ("vLLM 3D", partial(_vllm, split=True)), ("FA3", _flash)):

@@ -14,12 +14,14 @@ MOST_QUERIES = 8
 """Query tokens of a request in one call."""
 STOCK_SEGMENTS = 16
 """Segments that the buffers have room for at as many tokens as they are made for; fewer tokens may have more."""
-FEWEST_SEGMENTS, MOST_SEGMENTS = 8, 64
+FEWEST_SEGMENTS, MOST_SEGMENTS = 8, 128
 PROGRAMS = 264
 """Programs that keep the memory of an H200 busy, two for each of its multiprocessors."""
 LEAST_ROWS, MOST_ROWS = 16, 128
-TILE_BYTES, SHORT_WINDOW = 16384, 2048
-"""Of one tile of keys; a window up to that length is cut into tiles of half the keys, to have more of them."""
+TILE_BYTES, STAGED_BYTES = 8192, 81920
+"""Of one tile of keys, and of the tiles of keys and values that are under way at a time."""
+FEWEST_STAGES, MOST_STAGES = 2, 5
+"""Tiles under way: a page must be known before its keys are fetched, so that it takes more than two to hide both."""
 LOG2_E = 1.4426950408889634
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -100,12 +102,13 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one launch is cut: segments of the keys, keys in a tile, rows in a program, and warps."""
+    """How one launch is cut: segments of the keys, keys in a tile, rows in a program, warps, and tiles under way."""
 
     segments: int
     tile: int
     rows: int
     warps: int
+    stages: int = FEWEST_STAGES
 
 
 def plan(query: Tensor, context: Context, longest: int, window: int, room: int) -> Plan:
@@ -115,19 +118,20 @@ def plan(query: Tensor, context: Context, longest: int, window: int, room: int) 
     """
     heads, head_dim = query.shape[1:]
     key_heads = context.keys.shape[2]
-    tile = max(TILE_BYTES // (launching.power_of_two(head_dim) * query.element_size()), 16)
-    if 0 < window <= SHORT_WINDOW:
-        tile = max(min(tile, 32), 16)
-    tile = min(tile, 64)
+    row_bytes = launching.power_of_two(head_dim) * query.element_size()
+    tile = min(max(TILE_BYTES // row_bytes, 16), 64)
     programs, segments = context.requests * key_heads, MOST_SEGMENTS
     while segments > FEWEST_SEGMENTS and segments * programs > PROGRAMS:
         segments //= 2
     # A window's tiles are known: segments beyond their number would have nothing to do.
     tiles = (window + longest - 2) // tile + 2 if window else segments
-    while segments > 1 and (segments > tiles or segments > room):
+    while segments > 1 and (segments // 2 >= tiles or segments > room):
         segments //= 2
     rows = min(max(launching.power_of_two(longest * heads // key_heads), LEAST_ROWS), MOST_ROWS)
-    return Plan(segments, tile, rows, 8 if rows > 64 or query.element_size() > 2 or head_dim > 128 else 4)
+    warps = 8 if rows > 64 or query.element_size() > 2 or head_dim > 128 else 4
+    deep = min(STAGED_BYTES // (2 * tile * row_bytes), MOST_STAGES)
+    few = window and tiles <= FEWEST_STAGES * segments
+    return Plan(segments, tile, rows, warps, FEWEST_STAGES if few else max(deep, FEWEST_STAGES))
 
 
 def why_not(query: Tensor, context: Context, out: Tensor, longest: int, scratch: Scratch) -> str | None:
@@ -197,7 +201,8 @@ def attend(
     splitting = _splitting(query, context, longest, sight, cut)
     grid = context.requests, context.keys.shape[2] * splitting["ROW_BLOCKS"], cut.segments
     device = query.device.type
-    launching.launch(kernels.attend_to_segment, device, grid, shared | splitting, num_warps=cut.warps)
+    options = {"num_warps": cut.warps, "num_stages": cut.stages}
+    launching.launch(kernels.attend_to_segment, device, grid, shared | splitting, **options)
     launching.launch(kernels.merge_segments, device, (tokens, heads), shared | merging)
 
 

@@ -119,7 +119,7 @@ def test_any_number_of_heads_a_key_head_and_pages_of_any_size(heads: Shape, quer
 def test_any_cut(segments: int, tile: int) -> None:
     problem = Problem(3, 1024)
     own = plan(problem.query, problem.context, 3, 1024, MOST_SEGMENTS)
-    got = problem.run(Plan(segments, tile, own.rows, own.warps))
+    got = problem.run(Plan(segments, tile, own.rows, own.warps, own.stages))
     torch.testing.assert_close(got.double(), problem.wanted(), atol=ATOL, rtol=RTOL)
 
 

@@ -356,13 +356,14 @@ def drafters(requests: int, queries: int, dtype: str = "bfloat16", key_heads: in
 @pytest.mark.parametrize(
     ("requests", "queries", "window", "room", "wanted"),
     [
-        (1, 3, 0, 64, Plan(64, 64, 64, 4)),
-        (1, 3, 1024, 64, Plan(32, 32, 64, 4)),
-        (4, 3, 0, 64, Plan(32, 64, 64, 4)),
-        (64, 3, 0, 64, Plan(8, 64, 64, 4)),
-        (1, 3, 0, 21, Plan(16, 64, 64, 4)),
-        (1, 1, 16, 64, Plan(2, 32, 16, 4)),
-        (1, 8, 0, 64, Plan(64, 64, 128, 8)),
+        (1, 3, 0, 128, Plan(128, 32, 64, 4, 5)),
+        (1, 3, 1024, 128, Plan(64, 32, 64, 4)),
+        (1, 3, 16384, 128, Plan(128, 32, 64, 4, 5)),
+        (4, 3, 0, 128, Plan(32, 32, 64, 4, 5)),
+        (64, 3, 0, 128, Plan(8, 32, 64, 4, 5)),
+        (1, 3, 0, 21, Plan(16, 32, 64, 4, 5)),
+        (1, 1, 16, 128, Plan(2, 32, 16, 4)),
+        (1, 8, 0, 128, Plan(128, 32, 128, 8, 5)),
     ],
 )
 def test_a_plan_fills_the_gpu_and_stays_within_the_window_and_the_buffers(
