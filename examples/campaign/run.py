@@ -56,8 +56,8 @@ def served(options: argparse.Namespace) -> Iterator[None]:
     if options.models is None or options.port != FIRST_PORT:
         sys.exit(f"no server answers at :{options.port}; start one, or give --models and leave out --port")
     os.environ["SPANTRACE_OPTIMIZE"] = "split-kv-3d"
-    version = options.plan.stem.rpartition("-")[2]
-    setup = SETS[version][0]
+    name, _, version = options.plan.stem.rpartition("-")
+    setup = SETS.get(f"{version}-{name}", SETS[version])[0]
     setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching", *ALIGNED.get(version, ())))
     server = serve(setup, 0, options)
     try:

@@ -26,7 +26,8 @@ READY_S = 420
 class Setup:
     """One server: its name in the tables, its environment, its own arguments, and its model where it has one.
 
-    `ranks` GPUs share its model, each giving it `memory` of its own.
+    `ranks` GPUs share its model, each giving it `memory` of its own, `cache` GiB of it for keys and values. Its drafter
+    is one of `method` that drafts so many tokens, all of which are accepted.
     """
 
     name: str
@@ -35,6 +36,9 @@ class Setup:
     model: str | None = None
     ranks: int = 1
     memory: float = 0.45
+    cache: int = 3
+    method: str = "dflash"
+    drafts: int = 2
 
 
 V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -48,6 +52,8 @@ SETS = {
         Setup("v0.26.0-V2-sync", V2, SYNC),
     ],
     "0.33.0-tp2": [Setup("v0.33.0-V2-tp2", V2, ("--tensor-parallel-size", "2"), "qwen3-8b", ranks=2, memory=0.2)],
+    "0.33.0-dspark": [Setup("v0.33.0-V2-dspark", V2, (), "qwen3-8b", memory=0.25, cache=7, method="dspark", drafts=7)],
+    "0.33.0-graph-spans": [Setup("v0.33.0-V2-graph-spans", V2 | {"SPANTRACE_GRAPH_SPANS": "1"})],
 }
 """Server i runs on GPU i modulo the number of GPUs; two of them fit on one H200. V1 is 0.26.0's default here.
 
@@ -56,11 +62,12 @@ One with two ranks has GPUs 0 and 1.
 
 
 def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start `vllm serve` on a dummy model, NemotronH unless told otherwise, with its DFlash drafter of the write-up."""
+    """Start `vllm serve` on a dummy model, NemotronH unless told otherwise, with its drafter."""
     model = options.models / (setup.model or options.model)
     tokenizer = whole_tokenizer(model, options.out / "tokenizers" / model.name)
-    speculative = {"method": "dflash", "model": f"{model}-dflash", "num_speculative_tokens": 2,
-                   "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}  # fmt: skip
+    drafts, block = setup.drafts, setup.drafts + 1
+    speculative = {"method": setup.method, "model": f"{model}-{setup.method}", "num_speculative_tokens": drafts,
+                   "rejection_sample_method": "synthetic", "synthetic_acceptance_length": float(block)}  # fmt: skip
     if not options.cpu:
         speculative["attention_backend"] = "TRITON_ATTN"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m"]
@@ -69,11 +76,12 @@ def serve(setup: Setup, index: int, options: argparse.Namespace) -> subprocess.P
     if options.cpu:
         command += ["--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "4", "--block-size", "32"]
     else:
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 9, 12]}
+        sizes = sorted({1, 2, 4, *(block * batch for batch in range(1, 5))})
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
         command += [
             *("--load-format", "dummy", "--max-model-len", "40960", "--max-num-seqs", "4"),
             *("--max-num-batched-tokens", "4096", "--gpu-memory-utilization", str(setup.memory)),
-            *("--kv-cache-memory-bytes", str(3 << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
+            *("--kv-cache-memory-bytes", str(setup.cache << 30), "--attention-config", '{"backend":"FLASH_ATTN"}'),
             *("--compilation-config", json.dumps(graphs), *setup.arguments),
         ]
     environment = dict(os.environ)

@@ -46,7 +46,7 @@ def facts(store: Store) -> list[Fact]:
                           f"{len(done)} of {many(len(store.windows), 'window')}")),
         Fact("code", tuple(f"{name} {code}" for name, code in codes(store).items())),
         Fact("others", (f"other processes used {percent(min(others))} to {percent(max(others))} of the CPUs",
-                        f"a run is contended from {percent(plan.contended)}")),
+                        f"a run is contended from {percent(plan.contended)}, or by one on its GPU")),
         *wrong(store),
     ]  # fmt: skip
 
