@@ -25,7 +25,8 @@ class PerCycle:
 
     `known` says of which cycles the spans on a track are known: of those in detail, on the GPU of those of them whose
     events were read. `total` is NaN in the others and where a cycle has no such row. `beside` are the spans on a
-    thread of their own. A GPU parent without rows of its own is the hull of its children, idle gaps included.
+    thread of their own. A GPU parent without rows of its own is the hull of its children, idle gaps included; what
+    several threads wait counts once, and in the cycle in which they do.
     """
 
     chosen: Mask
@@ -91,12 +92,23 @@ def measure(recording: Recording, kinds: frozenset[Kind] = STEADY) -> PerCycle:
     total = np.bincount(key, weights=lengths, minlength=size).astype(np.float64).reshape(shape)
     total[calls == 0] = np.nan
     _add_hulls(recording, total)
+    _join_waits(recording, total)
     detail = recording.cycles.detail
     known = np.stack([detail, detail & timed_cycles(recording)])
     total[:, ~known] = np.nan
     chosen = chosen_cycles(recording, kinds)
     calls = calls[:, :, chosen].astype(np.int64)
     return PerCycle(chosen, periods(recording)[chosen], known[:, chosen], total[:, :, chosen], calls, beside(recording))
+
+
+def _join_waits(recording: Recording, total: Floats) -> None:
+    spans, low = recording.spans, recording.cycles.start
+    high = np.maximum(low + recording.cycles.period, recording.cycles.end)
+    for name in WAITS:
+        rows = (spans.name == SPAN_ID[name]) & (spans.track == Track.HOST)
+        if len(np.unique(spans.lane[rows])) > 1:
+            own = total[SPAN_ID[name], Track.HOST]
+            np.copyto(own, Union(*intervals(recording, rows)).within(low, high), where=~np.isnan(own))
 
 
 def _add_hulls(recording: Recording, total: Floats) -> None:

@@ -28,6 +28,15 @@ def row(recording: Recording, name: str) -> SpanRow:
     return found
 
 
+def test_what_two_processes_wait_at_once_counts_once_and_where_they_do() -> None:
+    """The engine waits 1 to 7 ms; its worker's thread waits 5 to 9 for the same cycle and, late, to 12 for this one."""
+    rows = [("output.wait", HOST, 0, 1, 7, 0), ("output.wait", HOST, 0, 5, 9, 1), ("output.wait", HOST, 0, 11, 12, 1)]
+    spans = spans_of((name, track, at, start * MS, end * MS, lane) for name, track, at, start, end, lane in rows)
+    waits = row(Recording(header(), cycles_of([(0, 8 * MS)], last_period=10 * MS), spans), "output.wait")
+    assert waits.host is not None
+    assert (waits.host.ms, waits.host.share) == (8.0, 0.8)
+
+
 def test_every_number_of_a_cycle_written_by_hand() -> None:
     recording = one_cycle(
         ("schedule", HOST, 0, 1),
