@@ -100,6 +100,7 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
     longest, longer = _longest(measured, known.index(slow))
     calls = measured.sums[0].calls[SPAN_ID[COMMUNICATION], Track.HOST]
     modes = recording.cycles.graph_mode[measured.sums[0].chosen]
+    together = end_together(recording)
     return Ranks(
         ranks=known,
         period=period,
@@ -112,8 +113,8 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
         communication_share=tuple(_share(one, measured.sums[0].period) for one in spent),
         communication_calls=float(calls[measured.sums[0].known[Track.HOST]].mean()) if calls.any() else None,
         in_graphs=bool(np.isin(modes, [GraphMode.FULL, GraphMode.PIECEWISE]).any()),
-        end_together=end_together(recording),
-        rows=tuple(row for name in TREE if (row := _row(measured, known, name)) is not None),
+        end_together=together,
+        rows=tuple(row for name in TREE if (row := _row(measured, known, name, together)) is not None),
     )
 
 
@@ -188,18 +189,20 @@ def _longest(measured: _Measured, slow: int) -> tuple[str | None, float | None]:
     return (longest, more[longest]) if longest is not None and more[longest] > 0 else (None, None)
 
 
-def _row(measured: _Measured, known: tuple[int, ...], name: str) -> RankRow | None:
+def _row(measured: _Measured, known: tuple[int, ...], name: str, together: bool) -> RankRow | None:
     """A span's row; None where not two ranks have it."""
     number = SPAN_ID[name]
     host, gpu = (tuple(_median(one.of(name, track)) for one in measured.sums) for track in (Track.HOST, Track.GPU))
     if max(sum(value is not None for value in side) for side in (host, gpu)) < 2:
         return None
-    track = Track.GPU if all(value is not None for value in gpu) else Track.HOST
+    timed = np.stack([one[number, Track.GPU] for one in measured.ends])
+    track = Track.GPU if (~np.isnan(timed).any(axis=0)).any() else Track.HOST
     begins, ends = (np.stack([one[number, track] for one in side]) for side in (measured.begins, measured.ends))
     whole = ~np.isnan(ends).any(axis=0)
     skew = np.ptp(ends[:, whole], axis=0)
     last = np.bincount(ends[:, whole].argmax(axis=0), minlength=len(known)) if whole.any() else None
     apart = name in OVERLAID or last is None
+    ends_at_once = together and number == FORWARD and track is Track.GPU
     parts = tuple(
         _median(np.where(np.isnan(one.of(name)), np.nan, inside[number]))
         for one, inside in zip(measured.sums, measured.own, strict=True)
@@ -211,10 +214,10 @@ def _row(measured: _Measured, known: tuple[int, ...], name: str) -> RankRow | No
         gpu=gpu,
         communication=parts if any(parts) else (None,) * len(known),
         first_skew=None if apart else _median(np.ptp(begins[:, whole], axis=0)),
-        last_skew=None if apart else _median(skew),
-        p90_skew=None if apart else float(np.quantile(skew, 0.9)) / 1e6,
-        critical=None if apart or last is None else known[int(last.argmax())],
-        critical_share=None if apart or last is None else float(last.max() / last.sum()),
+        last_skew=None if apart or ends_at_once else _median(skew),
+        p90_skew=None if apart or ends_at_once else float(np.quantile(skew, 0.9)) / 1e6,
+        critical=None if apart or ends_at_once or last is None else known[int(last.argmax())],
+        critical_share=None if apart or ends_at_once or last is None else float(last.max() / last.sum()),
     )
 
 

@@ -148,7 +148,7 @@ def _cost(recording: Recording, chosen: Mask) -> _Cost:
 def _losses(recording: Recording, lost: int, errors: int) -> list[Doubt]:
     found = []
     if recording.partial:
-        found.append(Doubt("the recording ends before its recorder did: it was cut off"))
+        found.append(Doubt("the recording is partial: it was cut off, or a process left it"))
     if lost:
         found.append(Doubt(f"{lost:,} rows were lost: medians may miss cycles; record fewer cycles at once", True))
     if errors:

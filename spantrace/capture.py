@@ -91,6 +91,10 @@ class Capture:
             why = self.note or "the recording ended"
             raise SpantraceError(f"{why}; keep load on the server for as long as it is {being}", EXIT_NOT_COMPARABLE)
 
+    def listen(self, seconds: float) -> bool:
+        """Journal what arrives within so many seconds; False once a process is gone."""
+        return self._read(seconds)
+
     def pause(self) -> None:
         """Take every process's hooks out of force; what is under way then is in no complete cycle."""
         for index in reversed(range(len(self._connections))):
@@ -116,6 +120,8 @@ class Capture:
             complete &= self._stop(index)
         if complete:
             self._journal.write({"type": "end"})
+        elif self.note:
+            self._journal.write({"type": "note", "text": self.note})
         return complete
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ def test_it_still_says_what_is_in_doubt(tmp_path: Path) -> None:
     again = load(exported(make_recording(cycles=10, notes=["one", "two"], partial=True), tmp_path))
     assert again.partial
     texts = [doubt.text for doubt in trust(again).doubts]
-    assert "the recording ends before its recorder did: it was cut off" in texts
+    assert "the recording is partial: it was cut off, or a process left it" in texts
     assert "2 doubts that the recording itself tells were not exported" in texts
 
 

@@ -154,7 +154,10 @@ def test_here_without_vllm_and_with_one_that_is_not_known(say: Say, monkeypatch:
     ("changes", "why"),
     [
         ({"upstream": ">=0.32"}, f"{ID} is already upstream: vLLM 0.32.0 does this by itself; leave it out"),
-        ({"upstream": ""}, f"{ID} cannot be served: the source of {FIRST}, split_decodes_and_prefills, mamba_get_block"),
+        (
+            {"upstream": ""},
+            f"{ID} cannot be served: the source of {FIRST}, split_decodes_and_prefills, mamba_get_block",
+        ),
     ],
 )
 def test_serve_refuses_what_it_can_know(

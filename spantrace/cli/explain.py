@@ -83,10 +83,11 @@ def _server(target: str, design: Design, directory: Path | None) -> tuple[Record
         Capture(place, members, journal, OPTIONS) as capture,
         making.progress_bar(design.samples, "sampling", "samples") as progress,
     ):
-        explained = conduct(design, ExplainedServer(capture, journal), progress)
+        server = ExplainedServer(capture, journal)
+        explained = conduct(design, server, progress)
         if not capture.stop():
             raise SpantraceError(capture.note or "a process did not finish its recording")
-        return load(journal.part), explained
+        return server.of_one_rank(load(journal.part)), explained
 
 
 def _built_in(design: Design, options: dict[str, Any]) -> tuple[Recording, Explained]:

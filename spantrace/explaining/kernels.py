@@ -20,6 +20,7 @@ from spantrace.importers.launching import Launched, launched
 from spantrace.importers.ranges import Ranges, united
 from spantrace.importers.trace import Trace
 from spantrace.naming import Flags, Ints
+from spantrace.ranks import ranks
 from spantrace.recording import Recording
 from spantrace.spans import SPAN_ID, TREE, Track
 
@@ -61,8 +62,12 @@ class KernelWindow:
 
 
 def kernels_in(recording: Recording, answers: list[Frame], chosen: Flags, span: str) -> KernelWindow | None:
-    """The kernels of the chosen cycles of a recording, by the trace with most of them; None where no GPU ran any."""
-    for answer, trace, process in _by_size(answers):
+    """The kernels of the chosen cycles of a recording, by the trace with most of them; None where no GPU ran any.
+
+    Of a recording of one rank it is that rank's trace.
+    """
+    own = ranks(recording.header).get(recording.header.get("rank", -1))
+    for answer, trace, process in _by_size(answers, own):
         if not len(trace.kernels):
             return None
         if not chosen.any():
@@ -74,9 +79,10 @@ def kernels_in(recording: Recording, answers: list[Frame], chosen: Flags, span: 
     return None
 
 
-def _by_size(answers: list[Frame]) -> list[tuple[Frame, Trace, int]]:
-    """Each process's answer, trace and place, that with most kernels first."""
-    read = [(answer, _read(answer["trace"]), place) for place, answer in enumerate(answers) if answer["trace"]]
+def _by_size(answers: list[Frame], own: int | None) -> list[tuple[Frame, Trace, int]]:
+    """Each process's answer, trace and place, or the `own` process's alone, that with most kernels first."""
+    places = [place for place, answer in enumerate(answers) if answer["trace"] and own in (None, place)]
+    read = [(answers[place], _read(answers[place]["trace"]), place) for place in places]
     return sorted(read, key=lambda one: -len(one[1].kernels))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from spantrace.capture import Capture
 from spantrace.explaining.answering import ANSWER
 from spantrace.frames import Frame
 from spantrace.journal import Journal
 from spantrace.loading import load
+from spantrace.ranks import of_rank, ranks, slowest
 from spantrace.recording import Recording
 
 ANSWER_TIMEOUT_S = 60.0
@@ -20,6 +23,7 @@ class ExplainedServer:
 
     def __init__(self, capture: Capture, journal: Journal, idle_s: float = 10.0) -> None:
         self._capture, self._journal, self._idle_s = capture, journal, idle_s
+        self._rank: int | None = None
 
     def run(self, cycles: int) -> None:
         """Wait until so many more decode cycles were recorded; SpantraceError where none come."""
@@ -30,5 +34,17 @@ class ExplainedServer:
         return self._capture.ask(request, ANSWER, ANSWER_TIMEOUT_S)
 
     def recording(self) -> Recording:
-        """What has arrived so far."""
-        return load(self._journal.part)
+        """What has arrived so far, while more does: a process that is not read for long leaves."""
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(load, self._journal.part)
+            while not loading.done() and self._capture.listen(0.05):
+                pass
+            return self.of_one_rank(loading.result())
+
+    def of_one_rank(self, recording: Recording) -> Recording:
+        """The part of it that is looked into: the engine's, and of several ranks that of the one slowest at first."""
+        if len(ranks(recording.header)) < 2:
+            return recording
+        if self._rank is None:
+            self._rank = slowest(recording)
+        return of_rank(recording, self._rank)

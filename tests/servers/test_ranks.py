@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import USUAL
-from live import Witness, assert_clean, record, wait_until
+from live import LONG_S, Witness, assert_clean, record, wait_until
 from quiet import judged
 
 from analyzers.ranks import rank_skew
@@ -143,6 +144,21 @@ def test_a_rank_that_is_held_up_is_named(
     every = cli("report", str(path), "--rank", "all").stdout
     assert "\nrank 0 " in every
     assert "\nrank 1 " in every
+
+
+def test_what_is_explained_is_the_slow_rank_alone(server: CpuServer, witness: AskWitness, cli: Cli) -> None:
+    directory = server.environment["SPANTRACE_DIR"]
+    workers = find(f":{server.port}", Path(directory)).of_role("worker")
+    (pid,) = [member.pid for member in workers if member.place == "TP1"]
+    sampled = ("--span", "sample", "--only", "host", "--samples", "200", "--dir", directory)
+    with held_up(witness(server), pid), server.load(2):
+        done = cli("explain", f":{server.port}", *sampled, timeout=LONG_S)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2" in done.stdout
+    assert "thread>" not in done.stdout
+    took = re.search(r"sample {2}takes ([\d.]+) ms of a cycle", done.stdout)
+    assert took
+    assert DELAY_MS < float(took[1]) < 2 * DELAY_MS
 
 
 def test_what_one_rank_cannot_apply_is_on_on_none(serve: Serve, tmp_path: Path) -> None:
