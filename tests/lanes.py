@@ -29,6 +29,7 @@ LANES = (
     (
         "configurations",
         "restore_stock",
+        "target_groups_on_a_server",
         "keep_last_block",
         "split_kv_on_a_server",
         "campaign_example",

@@ -4,9 +4,9 @@
 
 from the project's folder, with the vLLM of the plan in this environment; nothing is fetched. MODELS is what
 examples/live_overhead/models.py has made: configurations and tokenizers; weights are dummies. Uses the server at --port
-where one answers, which must have been started with --enable-prefix-caching, and with SPANTRACE_OPTIMIZE=split-kv-3d so
-that its graphs are captured with either attention; else starts that of examples/live_overhead with both, and stops it
-in the end.
+where one answers, which must have been started with --enable-prefix-caching, and with SPANTRACE_OPTIMIZE=split-kv-3d
+(and moe-tiles, where the plan has it) so that its graphs are captured with and without; else starts that of
+examples/live_overhead so, and stops it in the end.
 
 As many rounds of all arms are measured as fit into --seconds, judged by how long the load takes once it is warm.
 Writes optimizations.md (what can be switched on there), plan.toml, gates.toml, campaign/, and campaign.md and .json
@@ -44,6 +44,8 @@ FEWEST, MOST = 6, 12
 """Rounds: with fewer nothing can be shown of so many spans, and more than these are a matter for an afternoon."""
 ALIGNED = {"0.26.0": ("--mamba-cache-mode", "align")}
 """What a version must be asked for to keep Mamba states where the later ones keep them by themselves."""
+CAPTURED = ("split-kv-3d", "moe-tiles")
+"""What is switched live only in a server that was started with it: its graphs are captured with either."""
 SPANTRACE = (sys.executable, "-m", "spantrace.cli.main")
 
 
@@ -55,7 +57,7 @@ def served(options: argparse.Namespace) -> Iterator[None]:
         return
     if options.models is None or options.port != FIRST_PORT:
         sys.exit(f"no server answers at :{options.port}; start one, or give --models and leave out --port")
-    os.environ["SPANTRACE_OPTIMIZE"] = "split-kv-3d"
+    os.environ["SPANTRACE_OPTIMIZE"] = ",".join(name for name in CAPTURED if name in options.plan.read_text()) or "none"
     name, _, version = options.plan.stem.rpartition("-")
     setup = SETS.get(f"{version}-{name}", SETS[version])[0]
     setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching", *ALIGNED.get(version, ())))
