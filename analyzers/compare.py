@@ -120,6 +120,7 @@ def configuration(recording: Recording) -> dict[str, Value]:
         str(key): value for key, value in (header.get("server") or {}).items() if key not in _NOT_CONFIGURATION
     }
     found["spans"] = "measured" if samples_of(header) is None else "sampled"
+    found["graph_spans"] = any(bool(about.get("graph_spans")) for about in header.get("processes") or [])
     gpu, host = header.get("gpu") or {}, header.get("host") or {}
     found |= {"gpu": gpu.get("name"), "driver": gpu.get("driver"), "torch": gpu.get("torch") or found.get("torch")}
     found |= {"host": host.get("name"), **{key: host.get(key) for key in ("cpu", "cores", "python")}}

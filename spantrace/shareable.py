@@ -78,15 +78,23 @@ def shareable_header(header: Mapping[str, Any]) -> Header:
     for name in ("model", "drafter"):
         if isinstance(path := (found["server"] or {}).get(name), str):
             found["server"][name] = path.rstrip("/").rsplit("/", 1)[-1]
-    if isinstance((header.get("gpu") or {}).get("other_processes"), list):
-        found["gpu"]["other_processes"] = [0 for _ in header["gpu"]["other_processes"]]
+    if isinstance(gpu := header.get("gpu"), dict):
+        found["gpu"] = _gpu(gpu)
     found["left_out"] = {str(name): int(count) for name, count in (header.get("left_out") or {}).items()}
     for name, keys in (("processes", _PROCESS), ("lanes", _LANE), (KEY, _OPTIMIZATION)):
         found[name] = [_chosen(one, keys) for one in header.get(name) or [] if isinstance(one, dict)]
     for process, told in zip(found["processes"], filter(_is_map, header.get("processes") or []), strict=True):
+        if _is_map(gpu := told.get("gpu")):
+            process["gpu"] = _gpu(gpu)
         if _is_map(graphs := told.get("graph_spans")):
             process["graph_spans"] = _graphs(graphs)
     return found
+
+
+def _gpu(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a GPU what it is and how fast, and how many others used it; not which."""
+    others = told.get("other_processes")
+    return _chosen(told, _PARTS["gpu"]) | ({"other_processes": [0] * len(others)} if isinstance(others, list) else {})
 
 
 def _graphs(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -163,6 +163,14 @@ def test_runs_of_one_side_must_be_alike() -> None:
         compare([make_recording(cycles=20), odd], [make_recording(cycles=20)], ["vllm"])
 
 
+def test_marks_in_graphs_are_a_difference() -> None:
+    plain = make_recording(processes=[{"pid": 1, "role": "worker"}])
+    marked = make_recording(processes=[{"pid": 1, "role": "worker", "graph_spans": {"empty_ns": 3.0, "spans": {}}}])
+    with pytest.raises(SpantraceError, match="graph_spans: False against True"):
+        compare([plain], [marked])
+    assert compare([plain], [marked], vary=["graph_spans"]).rows
+
+
 def test_a_key_that_does_not_exist_cannot_vary() -> None:
     with pytest.raises(SpantraceError, match="no configuration key: draftr") as caught:
         compare([steady(1.0)], [steady(1.0)], ["draftr"])

@@ -30,6 +30,7 @@ from spantrace.spans import SPAN_NAMES, Kind, Track
 PROGRAM = str(Path(sys.executable).with_name("spantrace"))
 LATE = 1_800_000_000_123_456_789
 """A time that a float64 cannot hold."""
+RESULTS = Path(__file__).parents[1] / "examples/results"
 SECRET = "/home/me/secret-key"
 READERS = {
     csv: pandas.read_csv,
@@ -284,6 +285,22 @@ def test_a_report_of_what_was_exported_is_that_of_the_recording(
             said.append(capsys.readouterr().out)
         assert said[0].replace("nvidia/", "") == said[1]
         assert ("RANKS" in said[0]) == bool(options)
+
+
+@pytest.mark.parametrize("name", ["v0.33.0-V2-tp2", "v0.33.0-V2-async", "h200-dspark-on"])
+def test_a_report_of_a_server_on_an_h200_is_the_same_again(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With who else was on each rank's GPU, but not which processes these were."""
+    path, exported = RESULTS / f"{name}.spantrace", tmp_path / f"a{kineto.SUFFIX}"
+    kineto.write(load(path), exported)
+    said = []
+    for one in (path, exported):
+        assert run(["report", str(one)]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    others = [about["gpu"]["other_processes"] for about in load(exported).header["processes"] if about.get("gpu")]
+    assert not any(any(one) for one in others)
 
 
 def test_graphs_with_marks_keep_their_figures_and_no_text(tmp_path: Path) -> None:

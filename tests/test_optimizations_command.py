@@ -23,8 +23,7 @@ from spantrace.vllm_adapter import choice, launch, servers
 from spantrace.vllm_adapter.servers import Member, Server
 
 ID = "uniform-decode-metadata"
-FIRST = "BaseMambaAttentionMetadataBuilder._compute_common_metadata"
-SEAM = f"{FIRST}, Mamba2AttentionMetadataBuilder.build"
+SEAM = "BaseMambaAttentionMetadataBuilder._compute_common_metadata"
 COUNTS = {"id": ID, "hits": 1234, "fallbacks": 5, "errors": 0, "reasons": {"a request is still prefilling": 5}}
 Captured = pytest.CaptureFixture[str]
 Say = Callable[..., dict[str, Any]]
@@ -156,7 +155,7 @@ def test_here_without_vllm_and_with_one_that_is_not_known(say: Say, monkeypatch:
         ({"upstream": ">=0.32"}, f"{ID} is already upstream: vLLM 0.32.0 does this by itself; leave it out"),
         (
             {"upstream": ""},
-            f"{ID} cannot be served: the source of {FIRST}, split_decodes_and_prefills, mamba_get_block",
+            f"{ID} cannot be served: the source of {SEAM}, split_decodes_and_prefills, mamba_get_block",
         ),
     ],
 )

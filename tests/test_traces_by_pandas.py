@@ -16,7 +16,8 @@ from spantrace.loading import load
 from spantrace.spans import Track
 
 pytest.importorskip("pandas")
-OF_AN_H200 = Path(__file__).parents[1] / "examples/results/h200-graphs.pt.trace.json.gz"
+RESULTS = Path(__file__).parents[1] / "examples/results"
+OF_AN_H200, OF_A_RANK = RESULTS / "h200-graphs.pt.trace.json.gz", RESULTS / "h200-tp2-rank0.pt.trace.json.gz"
 
 
 def random_trace(tmp_path: Path, seed: int, count: int = 60) -> Path:
@@ -57,6 +58,21 @@ def test_a_trace_of_cuda_graphs_on_an_h200() -> None:
     assert (about["cycles_by"], about["graph_launches"]) == ("ProfilerStep", 24)
     assert about["kernels_in_graphs"] >= 23 * 12
     assert about["kernels"] > about["kernels_in_graphs"]
+
+
+def test_a_trace_of_vllm_on_one_of_two_ranks() -> None:
+    """14 cycles of vLLM 0.33.0 on an H200, each of two CUDA graphs, of vLLM's own profiler."""
+    assert same_busy(OF_A_RANK, step="execute_context") == 13
+    recording, table = load(OF_A_RANK), table_of(OF_A_RANK)
+    steps = table[(table["cat"] == "user_annotation") & table["name"].str.startswith("execute_context")]
+    kernels = table[(table["cat"] == "kernel") & (table["start"] < int(steps["start"].max()))]
+    reduces = kernels[kernels["name"].str.contains("cross_device_reduce|nccl")]
+    spent = (reduces["end"] - reduces["start"]).groupby(np.searchsorted(steps["start"], reduces["start"])).sum()
+    found = recording.durations("communication", Track.GPU)
+    assert np.nanmedian(found) == pytest.approx(spent.loc[1:].median(), rel=0.02)
+    about = recording.header["trace"]
+    assert (about["cycles_by"], about["graph_launches"]) == ("the engine's annotations", 26)
+    assert about["kernels_in_graphs"] > 0.9 * about["kernels"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -36,10 +36,13 @@ def covered(rows: Any, low: int, high: int) -> int:
     return int((clipped["end"] - pd.concat([clipped["start"], before], axis=1).max(axis=1)).clip(lower=0).sum())
 
 
-def same_busy(path: Path, copies: tuple[str, ...] = ("gpu_memcpy", "gpu_memset")) -> int:
-    """Assert that GPU busy is the same by both, of kernels alone and with copies; how many cycles there were."""
+def same_busy(path: Path, copies: tuple[str, ...] = ("gpu_memcpy", "gpu_memset"), step: str = STEP) -> int:
+    """Assert that GPU busy is the same by both, of kernels alone and with copies; how many cycles there were.
+
+    `step` is how the annotations of the cycles begin.
+    """
     recording, table = load(path), table_of(path)
-    steps = table[(table["cat"] == "user_annotation") & table["name"].str.startswith(STEP)]
+    steps = table[(table["cat"] == "user_annotation") & table["name"].str.startswith(step)]
     windows = list(zip(steps["start"], steps["start"].shift(-1), strict=True))[:-1]
     for kinds, among in ((("kernel", *copies), None), (("kernel",), gpu_rows(recording, "kernels"))):
         found = gpu_busy(recording, STEADY, among)

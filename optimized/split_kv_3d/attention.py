@@ -18,10 +18,12 @@ FEWEST_SEGMENTS, MOST_SEGMENTS = 8, 128
 PROGRAMS = 264
 """Programs that keep the memory of an H200 busy, two for each of its multiprocessors."""
 LEAST_ROWS, MOST_ROWS = 16, 128
-TILE_BYTES, STAGED_BYTES = 8192, 81920
-"""Of one tile of keys, and of the tiles of keys and values that are under way at a time."""
+TILE_BYTES, SHARED_BYTES = 8192, 98304
+"""Of one tile of keys, and of a program's queries with the keys and values that are under way at a time."""
 FEWEST_STAGES, MOST_STAGES = 2, 5
 """Tiles under way: a page must be known before its keys are fetched, so that it takes more than two to hide both."""
+MERGED_BY_A_WARP = 4096
+"""Numbers of the segments' parts that a warp holds in its registers as it merges them."""
 LOG2_E = 1.4426950408889634
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -129,7 +131,7 @@ def plan(query: Tensor, context: Context, longest: int, window: int, room: int) 
         segments //= 2
     rows = min(max(launching.power_of_two(longest * heads // key_heads), LEAST_ROWS), MOST_ROWS)
     warps = 8 if rows > 64 or query.element_size() > 2 or head_dim > 128 else 4
-    deep = min(STAGED_BYTES // (2 * tile * row_bytes), MOST_STAGES)
+    deep = min((SHARED_BYTES - rows * row_bytes) // (2 * tile * row_bytes), MOST_STAGES)
     few = window and tiles <= FEWEST_STAGES * segments
     return Plan(segments, tile, rows, warps, FEWEST_STAGES if few else max(deep, FEWEST_STAGES))
 
@@ -203,7 +205,8 @@ def attend(
     device = query.device.type
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
     launching.launch(kernels.attend_to_segment, device, grid, shared | splitting, **options)
-    launching.launch(kernels.merge_segments, device, (tokens, heads), shared | merging)
+    warps = min(max(cut.segments * shared["WIDTH"] // MERGED_BY_A_WARP, 4), 16)
+    launching.launch(kernels.merge_segments, device, (tokens, heads), shared | merging, num_warps=warps)
 
 
 def _splitting(query: Tensor, context: Context, longest: int, sight: Sight, cut: Plan) -> dict[str, Any]:

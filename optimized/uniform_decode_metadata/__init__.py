@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from optimized.late import late
 from optimized.optimization import Agreement, Optimization, needs_package
 from optimized.seams import Seam
-from optimized.uniform_decode_metadata.sources import BUILD, MAMBA2, SOURCES
+from optimized.uniform_decode_metadata.sources import BUILD, SOURCES
 
 if TYPE_CHECKING:
     from optimized.reference_cycle.settings import Settings
@@ -29,7 +29,7 @@ OPTIMIZATION = Optimization(
     seed="vLLM, four fixes for DFlash and DSpark, fix 4",
     figure="target input preparation 1.75 to 1.58 ms a cycle on a GB200, claimed there",
     targets=("target.metadata.mamba",),
-    seams=tuple(Seam(owner, "vllm >=0.26,!=0.27.*,<0.34") for owner in (BUILD, MAMBA2)),
+    seams=(Seam(BUILD, "vllm >=0.26,!=0.27.*,<0.34"),),
     requirements=(needs_package("vllm"),),
     guard="no request is prefilling and no query is longer than the decode threshold; a hit is one group's build",
     agreement=Agreement.BITWISE,

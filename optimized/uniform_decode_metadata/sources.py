@@ -5,8 +5,6 @@ from __future__ import annotations
 _BACKENDS = "vllm.v1.attention.backends."
 BUILD = _BACKENDS + "mamba_attn:BaseMambaAttentionMetadataBuilder._compute_common_metadata"
 UPDATE = _BACKENDS + "mamba_attn:BaseMambaAttentionMetadataBuilder._update_metadata_for_cudagraph_capture"
-MAMBA2 = _BACKENDS + "mamba2_attn:Mamba2AttentionMetadataBuilder.build"
-MAMBA2_FIELDS = _BACKENDS + "mamba2_attn:Mamba2AttentionMetadata"
 SPLIT = _BACKENDS + "utils:split_decodes_and_prefills"
 BLOCK_TABLE = _BACKENDS + "utils:mamba_get_block_table_tensor"
 
@@ -46,23 +44,5 @@ SOURCES: dict[str, dict[str, str]] = {
         "0.31.0": "2b6130c794a2f67149cdd9ffbdb11420a6cac5cd0b1e87a4a66c184a88fc3e95",
         "0.32.0": "9de8815a47686589b171140aaa99e5edec9bd576fec2a8957edb56c2d8769320",
         "0.33.0": "9de8815a47686589b171140aaa99e5edec9bd576fec2a8957edb56c2d8769320",
-    },
-    MAMBA2: {
-        "0.26.0": "982a8003132c850b100a38b5c5c15bd1a665a044a417b90727bccff3e7511a75",
-        "0.28.0": "8bac764327194269778703ecc6f9e3ac09394aa6f07c0de96113573f97b5b6cd",
-        "0.29.0": "8bac764327194269778703ecc6f9e3ac09394aa6f07c0de96113573f97b5b6cd",
-        "0.30.0": "9790e9f24d30b33c90fc5fb9f175e413a412504663a0b8715933a8646c36652d",
-        "0.31.0": "d36b1f4dcf4240420d79b1d69557c35e34ceee8bdf1070c89c7097d6288d1d24",
-        "0.32.0": "c744d352b8e2e0f8f3a17bc50e75ce287503a8f2358ee1540b2d7eb6951c4c0b",
-        "0.33.0": "c744d352b8e2e0f8f3a17bc50e75ce287503a8f2358ee1540b2d7eb6951c4c0b",
-    },
-    MAMBA2_FIELDS: {
-        "0.26.0": "9ec58e3a68206458fc8fdf0516c0c47e2131b2c20fa0817317118c4e6232d9fd",
-        "0.28.0": "9ec58e3a68206458fc8fdf0516c0c47e2131b2c20fa0817317118c4e6232d9fd",
-        "0.29.0": "9ec58e3a68206458fc8fdf0516c0c47e2131b2c20fa0817317118c4e6232d9fd",
-        "0.30.0": "9ec58e3a68206458fc8fdf0516c0c47e2131b2c20fa0817317118c4e6232d9fd",
-        "0.31.0": "9ec58e3a68206458fc8fdf0516c0c47e2131b2c20fa0817317118c4e6232d9fd",
-        "0.32.0": "ef7a020b3bdb4dcf15e9e95d8c6e405e37572811b8de7b58cbcfb0d68a3e2694",
-        "0.33.0": "ef7a020b3bdb4dcf15e9e95d8c6e405e37572811b8de7b58cbcfb0d68a3e2694",
     },
 }

@@ -5,6 +5,7 @@ put behind a condition there, and compiled in its module; everything else stays 
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import inspect
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from optimized.optimization import Counts
 from optimized.uniform_decode_metadata.ahead import Ahead
-from optimized.uniform_decode_metadata.copying import compiled, with_copies
 from optimized.uniform_decode_metadata.metadata import Offsets, why_not
 from optimized.uniform_decode_metadata.sharing import AHEAD, FIRST, SHARED, FirstBuild
 from optimized.uniform_decode_metadata.sources import UPDATE
@@ -70,7 +70,12 @@ def _calls(line: ast.stmt, name: str) -> bool:
 
 def with_shortcut(original: Function, text: str, all_decode: Function, block_table: Function) -> Function:
     """The method `original`, whose source is `text`, with the shortcut where `all_decode` says so."""
-    return compiled(original, rewrite(text), all_decode, block_table)
+    module = ast.increment_lineno(rewrite(text), original.__code__.co_firstlineno - 1)
+    flags = __future__.annotations.compiler_flag
+    code = compile(module, original.__code__.co_filename, "exec", flags, dont_inherit=True)
+    made: dict[str, Any] = {}
+    exec(code, original.__globals__, made)
+    return wraps(original)(made["make"](all_decode, block_table))
 
 
 class Shortcut:
@@ -84,11 +89,8 @@ class Shortcut:
         self._rows: Tensor | None = None
 
     def stand_ins(self) -> Mapping[str, Callable[[Function], Function]]:
-        """The build, and Mamba2's around it."""
-        return {
-            "BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten,
-            "Mamba2AttentionMetadataBuilder.build": lambda original: with_copies(original, inspect.getsource(original)),
-        }
+        """The one seam."""
+        return {"BaseMambaAttentionMetadataBuilder._compute_common_metadata": self._rewritten}
 
     def allocated(self) -> int:
         """Bytes of the kept offsets, of the rows that a step's groups share, and of where these lie."""

@@ -363,7 +363,7 @@ def drafters(requests: int, queries: int, dtype: str = "bfloat16", key_heads: in
         (64, 3, 0, 128, Plan(8, 32, 64, 4, 5)),
         (1, 3, 0, 21, Plan(16, 32, 64, 4, 5)),
         (1, 1, 16, 128, Plan(2, 32, 16, 4)),
-        (1, 8, 0, 128, Plan(128, 32, 128, 8, 5)),
+        (1, 8, 0, 128, Plan(128, 32, 128, 8, 4)),
     ],
 )
 def test_a_plan_fills_the_gpu_and_stays_within_the_window_and_the_buffers(
