@@ -58,7 +58,7 @@ def record(built: BuiltIn, path: Path, *spans: str, **changes: Any) -> Recording
     aims = tuple((span, Track.HOST) for span in spans)
     design = Design(aims, **{"ns": NS, "cycles": CYCLES, "blocks": 20, **changes})
     built.prepare(lambda tokens: None)
-    with Journal(path, making.new_header("", {"warmup": CYCLES})) as journal:
+    with Journal(path, making.new_header("", {"warmup": CYCLES}), force=True) as journal:
         assert experiment(built, design, journal, lambda blocks: None) == ""
         return journal.finish()
 

@@ -57,6 +57,7 @@ def toggle(cli: Cli, server: CpuServer, *arguments: str) -> dict[str, Any]:
 def state(cli: Cli, server: CpuServer) -> dict[str, Any]:
     """What `spantrace optimizations` says of it."""
     said = cli("optimizations", f":{server.port}", "--format", "json")
+    assert said.returncode == 0, said.stderr
     return next(one for one in json.loads(said.stdout)["optimizations"] if one["id"] == CHOSEN)
 
 
