@@ -84,7 +84,7 @@ class CoSaturation:
     @property
     def host_known(self) -> bool:
         """Whether any span says what the host does: a trace may have none."""
-        return self.host.share + self.wait.share > 0
+        return _told(self.host, self.wait)
 
     @property
     def host_win(self) -> float | None:
@@ -182,10 +182,14 @@ def host_parts(recording: Recording, kinds: frozenset[Kind]) -> dict[str, Floats
     }
 
 
+def _told(work: Cost, wait: Cost) -> bool:
+    return work.share + wait.share > 0
+
+
 def _verdict(host: dict[str, Cost], gpu: Cost | None) -> Verdict:
     if gpu is None:
         return Verdict.HOST_ONLY
-    if host["host"].share + host["wait"].share == 0:
+    if not _told(host["host"], host["wait"]):
         return Verdict.GPU_ONLY
     host_full, gpu_full = host["occupied"].share >= BUSY, gpu.share >= BUSY
     if host_full and gpu_full:

@@ -9,7 +9,7 @@ import numpy as np
 from analyzers.per_cycle import STEADY, Floats, PerCycle, measure
 from analyzers.span_table import depth
 from analyzers.statistics import present
-from spantrace.ranks import FORWARD, end_together, of_rank, ranks, slowest
+from spantrace.ranks import FORWARD, edges, end_together, of_rank, ranks, slowest
 from spantrace.recording import Recording
 from spantrace.spans import GRAPH_PARTS, OVERLAID, PARENT, SPAN_ID, SPAN_NAMES, TREE, WAITS, GraphMode, Kind, Track
 
@@ -120,29 +120,10 @@ def rank_skew(recording: Recording, kinds: frozenset[Kind] = STEADY) -> Ranks | 
 
 def _measure(each: list[Recording], kinds: frozenset[Kind]) -> _Measured:
     sums = tuple(measure(one, kinds) for one in each)
-    edges = [_edges(one) for one in each]
+    sides = [edges(one) for one in each]
     chosen, detail = sums[0].chosen, each[0].cycles.detail[sums[0].chosen]
-    begins, ends = (tuple(np.where(detail, one[side][:, :, chosen], np.nan) for one in edges) for side in (0, 1))
+    begins, ends = (tuple(np.where(detail, one[side][:, :, chosen], np.nan) for one in sides) for side in (0, 1))
     return _Measured(sums, begins, ends, tuple(_own_communication(one)[:, chosen] for one in each))
-
-
-def _edges(recording: Recording) -> tuple[Floats, Floats]:
-    """When each span first begins and last ends in each cycle, ns [names, 2, cycles], NaN where it is not in it.
-
-    From the recording's start, on the GPU from the end of the cycle's target.forward where the ranks end it together.
-    """
-    spans, shape = recording.spans, (len(SPAN_NAMES), 2, len(recording.cycles))
-    origin = int(recording.cycles.start[0]) if len(recording.cycles) else 0
-    begin, end = np.full(shape, np.inf), np.full(shape, -np.inf)
-    at = (spans.name, spans.track, spans.cycle)
-    np.minimum.at(begin, at, (spans.start - origin).astype(np.float64))
-    np.maximum.at(end, at, (spans.end - origin).astype(np.float64))
-    begin, end = (np.where(np.isinf(side), np.nan, side) for side in (begin, end))
-    if end_together(recording):
-        since = end[FORWARD, Track.GPU].copy()
-        begin[:, Track.GPU] -= since
-        end[:, Track.GPU] -= since
-    return begin, end
 
 
 def _own_communication(recording: Recording) -> Floats:
@@ -202,7 +183,7 @@ def _row(measured: _Measured, known: tuple[int, ...], name: str, together: bool)
     skew = np.ptp(ends[:, whole], axis=0)
     last = np.bincount(ends[:, whole].argmax(axis=0), minlength=len(known)) if whole.any() else None
     apart = name in OVERLAID or last is None
-    ends_at_once = together and number == FORWARD and track is Track.GPU
+    ended = None if apart or (together and number == FORWARD and track is Track.GPU) else last
     parts = tuple(
         _median(np.where(np.isnan(one.of(name)), np.nan, inside[number]))
         for one, inside in zip(measured.sums, measured.own, strict=True)
@@ -214,10 +195,10 @@ def _row(measured: _Measured, known: tuple[int, ...], name: str, together: bool)
         gpu=gpu,
         communication=parts if any(parts) else (None,) * len(known),
         first_skew=None if apart else _median(np.ptp(begins[:, whole], axis=0)),
-        last_skew=None if apart or ends_at_once else _median(skew),
-        p90_skew=None if apart or ends_at_once else float(np.quantile(skew, 0.9)) / 1e6,
-        critical=None if apart or ends_at_once or last is None else known[int(last.argmax())],
-        critical_share=None if apart or ends_at_once or last is None else float(last.max() / last.sum()),
+        last_skew=None if ended is None else _median(skew),
+        p90_skew=None if ended is None else float(np.quantile(skew, 0.9)) / 1e6,
+        critical=None if ended is None else known[int(ended.argmax())],
+        critical_share=None if ended is None else float(ended.max() / ended.sum()),
     )
 
 

@@ -12,6 +12,9 @@ from optimized.optimization import Counts
 
 REPLAY = "run_fullgraph"
 """The method of a graph manager that replays the graph of what it is given."""
+BEFORE = "its graphs were captured before the switch: start the server with --optimize"
+UNCAPTURED = "no graph of that batch was captured with it"
+"""Why a graph of a manager whose graphs are captured twice is replayed as vLLM has it."""
 UNSEEN = "no graph of as many tokens was captured with the switch"
 
 

@@ -74,7 +74,7 @@ class Capture:
         started = last_step = time.monotonic()
         while not self._done(until, started):
             before = self.steps
-            if not self._read(0.1):
+            if not self.listen(0.1):
                 return
             progress(self.cycles)
             now = time.monotonic()
@@ -92,8 +92,15 @@ class Capture:
             raise SpantraceError(f"{why}; keep load on the server for as long as it is {being}", EXIT_NOT_COMPARABLE)
 
     def listen(self, seconds: float) -> bool:
-        """Journal what arrives within so many seconds; False once a process is gone."""
-        return self._read(seconds)
+        """Journal what has arrived, or arrives first within so many seconds; False once a process is gone."""
+        select.select(self._connections, [], [], seconds)
+        for index, connection in enumerate(self._connections):
+            try:
+                while (frame := connection.receive(0)) is not None:
+                    self._keep(index, frame)
+            except (OSError, EOFError, ValueError) as error:
+                return self._lose(index, error)
+        return True
 
     def pause(self) -> None:
         """Take every process's hooks out of force; what is under way then is in no complete cycle."""
@@ -158,17 +165,6 @@ class Capture:
             raise self.nothing(f"no cycle in {idle:g} s: the server is idle")
         why = f"a hook failed ({self.failure})" if self.failure else "the server went idle"
         self.note = f"{why} after {self.cycles} decode cycles"
-
-    def _read(self, timeout: float) -> bool:
-        """Journal what has arrived; False once a process is gone."""
-        select.select(self._connections, [], [], timeout)
-        for index, connection in enumerate(self._connections):
-            try:
-                while (frame := connection.receive(0)) is not None:
-                    self._keep(index, frame)
-            except (OSError, EOFError, ValueError) as error:
-                return self._lose(index, error)
-        return True
 
     def _stop(self, index: int) -> bool:
         """Ask one process to stop and journal its last frames; False where it does not answer."""

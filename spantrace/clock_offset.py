@@ -28,8 +28,9 @@ def clock_offset(gpu: Ints, block_ns: int = 1_000_000_000) -> Ints:
     columns = (np.split(column, first[1:]) for column in (host_end - gpu_end, host_start - gpu_start, opens))
     largest = np.array([_largest(closing, opening[own]) for closing, opening, own in zip(*columns, strict=True)])
     centre = host_start[0] + (blocks + 0.5) * block_ns
-    corners = _upper_hull(centre, (largest - largest[0]).astype(np.float64))
-    drift = np.interp(host_start, centre[corners], (largest - largest[0])[corners].astype(np.float64))
+    gained = (largest - largest[0]).astype(np.float64)
+    corners = _upper_hull(centre, gained)
+    drift = np.interp(host_start, centre[corners], gained[corners])
     offset: Ints = largest[0] + np.rint(drift).astype(np.int64)
     return offset
 

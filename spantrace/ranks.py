@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from spantrace.errors import SpantraceError
 from spantrace.recording import Recording
-from spantrace.spans import OVERLAID, SPAN_ID, Kind, Track
+from spantrace.spans import OVERLAID, SPAN_ID, SPAN_NAMES, Kind, Track
 from spantrace.switched import KEY
 
 FORWARD = SPAN_ID["target.forward"]
@@ -95,19 +95,28 @@ def _communication(recording: Recording) -> float:
     return float(np.median(spent[spent > 0])) if at.any() else 0.0
 
 
-def _forwards(recording: Recording) -> NDArray[np.float64]:
-    """When each cycle's target.forward began, ns [cycles], NaN where it has none.
+def edges(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When each span first begins and last ends in each cycle, ns [names, 2, cycles], NaN where it is not in it.
 
-    From the recording's start, or on a GPU from the end of the same span, where that is the same moment on all ranks.
+    From the recording's start, on the GPU from the end of the cycle's target.forward where the ranks end it together.
     """
-    spans, shape = recording.spans, len(recording.cycles)
+    spans, shape = recording.spans, (len(SPAN_NAMES), 2, len(recording.cycles))
+    origin = int(recording.cycles.start[0]) if len(recording.cycles) else 0
     begin, end = np.full(shape, np.inf), np.full(shape, -np.inf)
-    origin = recording.cycles.start[0] if shape else 0
-    for track in (Track.GPU, Track.HOST):
-        at = (spans.name == FORWARD) & (spans.track == track)
-        if at.any():
-            np.minimum.at(begin, spans.cycle[at], (spans.start[at] - origin).astype(np.float64))
-            np.maximum.at(end, spans.cycle[at], (spans.end[at] - origin).astype(np.float64))
-            since = end if track is Track.GPU and end_together(recording) else np.zeros(shape)
-            return np.where(np.isinf(begin), np.nan, begin - since)
-    return np.full(shape, np.nan)
+    at = (spans.name, spans.track, spans.cycle)
+    np.minimum.at(begin, at, (spans.start - origin).astype(np.float64))
+    np.maximum.at(end, at, (spans.end - origin).astype(np.float64))
+    begin, end = (np.where(np.isinf(side), np.nan, side) for side in (begin, end))
+    if end_together(recording):
+        since = end[FORWARD, Track.GPU].copy()
+        begin[:, Track.GPU] -= since
+        end[:, Track.GPU] -= since
+    return begin, end
+
+
+def _forwards(recording: Recording) -> NDArray[np.float64]:
+    """When each cycle's target.forward began, as `edges` has it, on the GPU where it was timed there [cycles]."""
+    begin, _ = edges(recording)
+    on_gpu: NDArray[np.float64] = begin[FORWARD, Track.GPU]
+    on_host: NDArray[np.float64] = begin[FORWARD, Track.HOST]
+    return on_host if np.isnan(on_gpu).all() else on_gpu

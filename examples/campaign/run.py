@@ -57,7 +57,8 @@ def served(options: argparse.Namespace) -> Iterator[None]:
         return
     if options.models is None or options.port != FIRST_PORT:
         sys.exit(f"no server answers at :{options.port}; start one, or give --models and leave out --port")
-    os.environ["SPANTRACE_OPTIMIZE"] = ",".join(name for name in CAPTURED if name in options.plan.read_text()) or "none"
+    plan = options.plan.read_text()
+    os.environ["SPANTRACE_OPTIMIZE"] = ",".join(name for name in CAPTURED if name in plan) or "none"
     name, _, version = options.plan.stem.rpartition("-")
     setup = SETS.get(f"{version}-{name}", SETS[version])[0]
     setup = replace(setup, arguments=(*setup.arguments, "--enable-prefix-caching", *ALIGNED.get(version, ())))

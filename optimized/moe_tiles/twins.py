@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-BEFORE = "its graphs were captured before the switch: start the server with --optimize"
+from optimized.captured import UNCAPTURED
+
 ELSEWHERE = "no experts of vLLM's Triton backend are in it"
 OTHERS = "another optimization captures the target twice and chooses its graph"
 BROKEN = "it failed before"
 NOT_TWICE = "the graph that is captured is not captured twice"
 UNASKED = "vLLM did not ask for a tile"
-UNCAPTURED = "no graph of that batch was captured with it"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from optimized.captured import BEFORE
 from optimized.moe_tiles import twins
 from optimized.moe_tiles.tiles import Experts, Tables, Tile, find, tables
 from optimized.objections import first_objection
@@ -237,7 +238,7 @@ class MoeTiles:
         @wraps(original)
         def run_fullgraph(manager: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
             found = twins.kept.get(manager)
-            reason = found.why_not(manager.graphs, desc) if found else twins.BEFORE
+            reason = found.why_not(manager.graphs, desc) if found else BEFORE
             self._note(desc.num_tokens, reason)
             if reason is not None or found is None:
                 return original(manager, desc, *args, **kwargs)

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from optimized.captured import UNCAPTURED
 from optimized.split_kv_3d.attention import Scratch
 
 Size = tuple[int, int]
 """Requests and query tokens of a batch."""
-BEFORE = "its graphs were captured before the switch: start the server with --optimize"
 ELSEWHERE = "the attention is not that of vLLM's Triton backend"
 
 
@@ -29,7 +29,7 @@ class Variants:
         if batch.uniform_token_count is None and getattr(batch, "max_query_len", None) is None:
             return "its graph is replayed for longer queries too"
         reason = self.reasons.get((batch.num_reqs, batch.num_tokens), ELSEWHERE)
-        return reason if reason or batch in self.split else "no graph of that batch was captured with it"
+        return reason if reason or batch in self.split else UNCAPTURED
 
 
 @dataclass

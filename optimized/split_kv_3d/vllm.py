@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimized.captured import BEFORE
 from optimized.objections import first_objection
 from optimized.optimization import Counts
 from optimized.split_kv_3d.attention import MOST_QUERIES, STOCK_SEGMENTS, Context, Scratch, Sight, attend, why_not
-from optimized.split_kv_3d.graphs import BEFORE, Size, Variants, kept
+from optimized.split_kv_3d.graphs import Size, Variants, kept
 from spantrace.patching import Function
 
 TARGET_TOO = "SPANTRACE_SPLIT_KV_TARGET"

@@ -9,7 +9,7 @@ from spantrace.explaining.answering import ANSWER
 from spantrace.frames import Frame
 from spantrace.journal import Journal
 from spantrace.loading import load
-from spantrace.ranks import of_rank, ranks, slowest
+from spantrace.ranks import of_chosen
 from spantrace.recording import Recording
 
 ANSWER_TIMEOUT_S = 60.0
@@ -43,8 +43,6 @@ class ExplainedServer:
 
     def of_one_rank(self, recording: Recording) -> Recording:
         """The part of it that is looked into: the engine's, and of several ranks that of the one slowest at first."""
-        if len(ranks(recording.header)) < 2:
-            return recording
-        if self._rank is None:
-            self._rank = slowest(recording)
-        return of_rank(recording, self._rank)
+        chosen = of_chosen(recording, self._rank)
+        self._rank = chosen.header.get("rank")
+        return chosen

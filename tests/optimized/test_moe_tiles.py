@@ -17,11 +17,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import optimized  # noqa: E402
+from optimized.captured import BEFORE, UNCAPTURED  # noqa: E402
 from optimized.cases import Place  # noqa: E402
 from optimized.judging import judge  # noqa: E402
 from optimized.moe_tiles import reference, tiles, twins  # noqa: E402
 from optimized.moe_tiles.tiles import UNMEASURED, Experts, Tile, find, parse, tables, written  # noqa: E402
-from optimized.moe_tiles.twins import ELSEWHERE, NOT_TWICE, OTHERS, UNCAPTURED, Twins  # noqa: E402
+from optimized.moe_tiles.twins import ELSEWHERE, NOT_TWICE, OTHERS, Twins  # noqa: E402
 from optimized.moe_tiles.vllm import MoeTiles  # noqa: E402
 from spantrace.errors import SpantraceError  # noqa: E402
 
@@ -141,7 +142,7 @@ def test_a_manager_is_lent_the_other_graphs_for_one_replay() -> None:
     twins.kept[manager] = Twins(stock, {}, {3: None})
     assert replay(manager, batch) == "stock"
     assert switch.counts.hits == 1
-    assert dict(switch.counts.fallbacks) == {twins.BEFORE: 1, UNCAPTURED: 1}
+    assert dict(switch.counts.fallbacks) == {BEFORE: 1, UNCAPTURED: 1}
     assert switch.allocated() == 0
 
 
