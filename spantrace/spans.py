@@ -52,6 +52,8 @@ GRAPH_PARTS: frozenset[str] = frozenset(
     name for name, parent in PARENT.items() if parent in ("target.forward", "draft.forward")
 )
 """Parts of a CUDA graph: the GPU alone knows them, and only of the cycles whose graphs were replayed with marks."""
+WITHIN_OTHERS: frozenset[str] = GRAPH_PARTS | OVERLAID
+"""Spans whose GPU time is counted in another span's too: whoever sums up kernels may not count it twice."""
 
 
 def _tree(above: str | None = None) -> tuple[str, ...]:

@@ -19,12 +19,15 @@ from analyzers.span_table import span_table
 from analyzers.trust import trust
 from spantrace.cli.main import run
 from spantrace.exporters import kineto
+from spantrace.importers.ranges import united
 from spantrace.loading import load
 from spantrace.recording import Recording
-from spantrace.spans import GraphMode, Kind, Track
+from spantrace.spans import GRAPH_PARTS, SPAN_ID, WITHIN_OTHERS, GraphMode, Kind, Track
 
-HTA_PYTHON = os.environ.get("SPANTRACE_TEST_HTA", "")
-"""A Python that has HolisticTraceAnalysis and pandas below 3; the test with it is skipped without."""
+REPOSITORY = Path(__file__).parents[1]
+HTA_PYTHON = Path(os.environ.get("SPANTRACE_TEST_HTA") or REPOSITORY / ".cache/hta/bin/python")
+"""A Python that has HolisticTraceAnalysis and pandas below 3, which `make test` installs."""
+WITH_GRAPH_PARTS = REPOSITORY / "examples/results/h200-graph-spans.spantrace"
 HTA_PROGRAM = """
 import json, sys
 from hta.trace_analysis import TraceAnalysis
@@ -33,7 +36,10 @@ table = found.t.get_trace(0)
 names = [found.t.symbol_table.sym_table[number] for number in table["name"]]
 busy = found.get_temporal_breakdown(visualize=False)
 busy_us = float(busy["compute_time(us)"][0] + busy["non_compute_time(us)"][0])
-print(json.dumps({"steps": sum(name.startswith("ProfilerStep#") for name in names), "busy_us": busy_us}))
+kernels, _ = found.get_gpu_kernel_breakdown(visualize=False)
+summed_us = float(kernels["sum"].sum())
+steps = sum(name.startswith("ProfilerStep#") for name in names)
+print(json.dumps({"steps": steps, "busy_us": busy_us, "summed_us": summed_us}))
 """
 
 
@@ -72,7 +78,9 @@ def two_processes() -> Recording:
 
 
 @pytest.mark.parametrize(
-    "recording", [make_recording(cycles=60), make_recording(kernels=None, cycles=30), two_processes()], ids=range(3)
+    "recording",
+    [make_recording(cycles=60), make_recording(kernels=None, cycles=30), two_processes(), load(WITH_GRAPH_PARTS)],
+    ids=range(4),
 )
 def test_a_recording_exported_and_imported_is_the_same(recording: Recording, tmp_path: Path) -> None:
     again = load(exported(recording, tmp_path))
@@ -122,6 +130,16 @@ def test_other_tools_find_what_they_look_for(tmp_path: Path) -> None:
     assert "correlation" not in kernels[1]["args"], "the host's side of it was not recorded"
     flows = [(one["ph"], one["id"], one["pid"]) for one in found if one.get("cat") == "ac2g"]
     assert flows == [("s", host["args"]["correlation"], 12), ("f", host["args"]["correlation"], 0)]
+
+
+def test_no_kernel_lies_within_another(tmp_path: Path) -> None:
+    """A graph's parts are annotations alone: a sum over kernels counts their time once, in the graph."""
+    found = [one for one in events(exported(load(WITH_GRAPH_PARTS), tmp_path)) if one.get("ph") == "X"]
+    kernels, annotated = (
+        {one["name"] for one in found if one["cat"] == category} for category in ("kernel", "gpu_user_annotation")
+    )
+    assert annotated - kernels == {name for name in annotated if name in GRAPH_PARTS}
+    assert len(annotated - kernels) == 9
 
 
 def test_gpu_spans_are_tied_to_their_launches_in_order(tmp_path: Path) -> None:
@@ -220,15 +238,17 @@ def test_a_header_of_ours_with_odd_values_is_one_error_or_does_without(
     assert run(["export", str(path), "--to", "kineto", "-o", str(tmp_path / "b.gz")]) == code
 
 
-@pytest.mark.skipif(
-    not HTA_PYTHON, reason="set SPANTRACE_TEST_HTA to a Python with HolisticTraceAnalysis and pandas < 3"
-)
-def test_hta_finds_the_same_steps_and_the_same_gpu_time(tmp_path: Path) -> None:
-    recording = make_recording(cycles=200)
+@pytest.mark.skipif(not HTA_PYTHON.exists(), reason="`make hta` installs what this needs")
+@pytest.mark.parametrize("recording", [make_recording(cycles=200), load(WITH_GRAPH_PARTS)], ids=["made", "graph-parts"])
+def test_hta_finds_the_same_steps_and_the_same_gpu_time(recording: Recording, tmp_path: Path) -> None:
     path = exported(recording, tmp_path)
     told = subprocess.run([HTA_PYTHON, "-c", HTA_PROGRAM, path], capture_output=True, text=True, check=True).stdout
     found = json.loads(told.splitlines()[-1])
     gpu = recording.spans.track == Track.GPU
-    busy_us = (recording.spans.end - recording.spans.start)[gpu].sum() / 1e3
-    assert found["steps"] == 200
-    assert found["busy_us"] == pytest.approx(busy_us, rel=0.01)
+    of_one = np.zeros(int(gpu.sum()), dtype=np.int64)
+    _, _, start, end = united(of_one, of_one, recording.spans.start[gpu], recording.spans.end[gpu])
+    assert found["steps"] == len(recording.cycles)
+    assert found["busy_us"] == pytest.approx((end - start).sum() / 1e3, rel=0.01)
+    nested = np.isin(recording.spans.name[gpu], [SPAN_ID[name] for name in WITHIN_OTHERS])
+    lengths = (recording.spans.end - recording.spans.start)[gpu]
+    assert found["summed_us"] == pytest.approx(lengths[~nested].sum() / 1e3, rel=0.01)

@@ -9,7 +9,6 @@ No seam is another optimization's, so that all can be on together: a manager cap
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -24,7 +23,7 @@ from optimized.moe_tiles import twins
 from optimized.moe_tiles.tiles import Experts, Tables, Tile, find, tables
 from optimized.objections import first_objection
 from optimized.optimization import Counts
-from optimized.split_kv_3d.vllm import TARGET_TOO
+from optimized.split_kv_3d.graphs import kept as captured_twice
 from spantrace.patching import Function
 
 
@@ -213,7 +212,7 @@ class MoeTiles:
         finally:
             self._noting, self._stock_only = None, False
         if getattr(manager, "_max_full_descs_to_capture", None) is None:
-            if hasattr(capture, "__wrapped__") and os.environ.get(TARGET_TOO) == "1":
+            if manager in captured_twice.variants:
                 reasons = dict.fromkeys(reasons, twins.OTHERS)
             twins.kept[manager] = self._twins(manager, reasons, lambda: capture(manager, *args, **kwargs))
         return result

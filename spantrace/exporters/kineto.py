@@ -2,7 +2,8 @@
 
 Each cycle is a `ProfilerStep#N`, each host span a `user_annotation` on its thread; a GPU span is a `kernel` (from CUDA
 events it is the time between two, idle gaps included) under a `gpu_user_annotation` on its stream, tied by
-`correlation` to the host span that launched it; each rank has a device of its own. The times are exact: decimals of
+`correlation` to the host span that launched it; a part of a CUDA graph is an annotation alone, for its time is in the
+graph's kernel; each rank has a device of its own. The times are exact: decimals of
 microseconds on the monotonic clock, with `baseTimeNanoseconds` to the wall clock. `spantrace.importers.exported` makes
 the recording of it again.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from spantrace.exporters.layout import lanes_of, launches, processes_of, told_cycles, told_header
 from spantrace.files import written_whole
 from spantrace.recording import Recording
-from spantrace.spans import SPAN_NAMES, Track
+from spantrace.spans import SPAN_NAMES, WITHIN_OTHERS, Track
 
 SUFFIX = ".pt.trace.json.gz"
 Event = dict[str, Any]
@@ -83,7 +84,8 @@ def _events(recording: Recording) -> Iterator[Event]:
 
 
 def _on_the_gpu(event: Event, *, copies: bool) -> Iterator[Event]:
-    yield {**event, "cat": "gpu_memcpy" if copies else "kernel"}
+    if event["name"] not in WITHIN_OTHERS:
+        yield {**event, "cat": "gpu_memcpy" if copies else "kernel"}
     if not copies:
         yield {**event, "cat": "gpu_user_annotation"}
     if tie := event["args"].get("correlation"):

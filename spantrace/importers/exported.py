@@ -10,7 +10,7 @@ from spantrace.importers.trace import Events, Trace
 from spantrace.naming import Ints
 from spantrace.recording import SCHEMA, Cycles, Header, Recording, Spans
 from spantrace.shareable import TRACE
-from spantrace.spans import SPAN_ID, GraphMode, Kind, Track
+from spantrace.spans import SPAN_ID, SPAN_NAMES, WITHIN_OTHERS, GraphMode, Kind, Track
 
 
 def recording_again(trace: Trace) -> Recording:
@@ -21,7 +21,9 @@ def recording_again(trace: Trace) -> Recording:
         raise ValueError("a cycle is missing")
     cycles = _cycles(steps)
     parts = [_part(trace, trace.annotations, Track.HOST)]
-    parts += [_part(trace, events, Track.GPU) for events in (trace.kernels, trace.copies)]
+    parts += [_part(trace, events, Track.GPU, without=WITHIN_OTHERS) for events in (trace.kernels, trace.copies)]
+    if trace.parts is not None:
+        parts.append(_part(trace, trace.parts, Track.GPU, without=frozenset(SPAN_NAMES) - WITHIN_OTHERS))
     columns = {name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
     kept = (columns["cycle"] >= 0) & (columns["cycle"] < len(cycles))
     order = np.flatnonzero(kept)[np.argsort(columns["start"][kept], kind="stable")]
@@ -44,8 +46,9 @@ def _check(header: Header) -> None:
         raise ValueError("it does not say what was read of a trace")
 
 
-def _part(trace: Trace, events: Events, track: Track) -> Spans:
-    spans = np.array([SPAN_ID.get(label, -1) if isinstance(label, str) else -1 for label in trace.labels] or [-1])
+def _part(trace: Trace, events: Events, track: Track, without: frozenset[str] = frozenset()) -> Spans:
+    numbers = {name: number for name, number in SPAN_ID.items() if name not in without}
+    spans = np.array([numbers.get(label, -1) if isinstance(label, str) else -1 for label in trace.labels] or [-1])
     lanes = np.array([label if isinstance(label, int) else -1 for label in trace.labels] or [-1])
     events = events.only(spans[events.name] >= 0)
     lane = lanes[events.thread]

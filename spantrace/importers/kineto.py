@@ -38,18 +38,21 @@ _TABLES = {
     "Memset": "copies",
 }
 """Categories of events, those of older releases capitalized."""
+_OUR_TABLES = {**_TABLES, "gpu_user_annotation": "parts"}
+"""Of a trace that spantrace wrote; in another's, what is annotated on the GPU is told by its kernels."""
 
 
 def read_trace(path: Path) -> Trace:
     """Read a trace; one whose end is missing is `cut`. SpantraceError where it is none or is damaged."""
     with path.open("rb") as file:
-        text, head, reader = Text(file), _Head(), _Reader()
+        text, head = Text(file), _Head()
         chunks = text.chunks()
         for chunk in chunks:
             if head.take(chunk):
                 break
         if not head.prefix:
             raise SpantraceError(f"it is no trace: {head.why or 'it has no traceEvents'}")
+        reader = _Reader(_TABLES if head.about is None else _OUR_TABLES)
         ended = reader.read(head, chunks)
     return reader.trace(head, cut=text.cut or not ended)
 
@@ -102,11 +105,12 @@ class _Head:
 
 
 class _Reader:
-    """Collects the events."""
+    """Collects the events of the categories that have a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: dict[str, str]) -> None:
+        self._wanted = wanted
         self._labels = Labels()
-        self._tables = {name: Columns() for name in ("annotations", "calls", "kernels", "copies")}
+        self._tables = {name: Columns() for name in ("annotations", "calls", "kernels", "copies", "parts")}
         self._faults: Counter[str] = Counter()
         self._read = 0
         self._steps: list[dict[str, Any]] = []
@@ -141,7 +145,7 @@ class _Reader:
             self._faults["not an event"] += 1
             return
         category = event.get("cat")
-        table = _TABLES.get(category) if isinstance(category, str) else None
+        table = self._wanted.get(category) if isinstance(category, str) else None
         if table is None:
             return
         if (phase := event.get("ph")) != "X":
@@ -193,6 +197,7 @@ class _Reader:
             calls=tables["calls"],
             kernels=tables["kernels"],
             copies=tables["copies"],
+            parts=tables["parts"],
             labels=self._labels.all(),
             read=self._read,
             faults=self._faults,

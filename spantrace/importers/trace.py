@@ -65,8 +65,9 @@ class Trace:
     """One trace: annotations and CUDA calls of the host, kernels and copies of the GPU.
 
     `faults` counts what was wrong with events, `cut` says that the file ends too early, `owned` that GPU events name
-    the process for which they ran, `whole_graphs` that graphs are one kernel each. `steps` holds what spantrace wrote
-    of each cycle where it wrote the trace itself, and `about` that recording's header.
+    the process for which they ran, `whole_graphs` that graphs are one kernel each. Of a trace that spantrace itself
+    wrote, `steps` holds what it wrote of each cycle, `parts` its annotations of the GPU, and `about` the header of its
+    recording.
     """
 
     source: str
@@ -82,6 +83,7 @@ class Trace:
     realtime_offset_ns: int = 0
     owned: bool = False
     whole_graphs: bool = False
+    parts: Events | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     about: Header | None = None
 
