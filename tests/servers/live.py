@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PROGRAM = str(Path(sys.executable).with_name("spantrace"))
 LONG_S = 240.0
 POLL_S = 0.05
-MANY = ("--cycles", "1000000")
+MANY = ("--cycles", "1000000", "--idle-timeout", "120")
+"""Options of a recording that a test ends, also where the machine stands still for seconds."""
 NS = 2_000_000
 DELAY = ("--delay", str(NS // 1000), "--max-slowdown", "0.5", "--cycles", "20")
 """What `sensitivity` is asked for where a span is held up, and by how many nanoseconds."""

@@ -7,9 +7,11 @@ import re
 import signal
 import statistics
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,24 @@ IN_WORKER = ("vllm.v1.sample.rejection_sampler", "RejectionSampler", "forward")
 REQUESTS = 9
 TOLERANCE = 1.3
 MANY = ("--samples", "1000000", "--seconds", "600")
+
+
+@contextmanager
+def trickle(server: CpuServer) -> Iterator[None]:
+    """A short request now and then: to write what vLLM's profiler saw of a busy second takes gigabytes of memory."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.wait(0.5):
+            server.complete(max_tokens=2)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield
+        finally:
+            ended.set()
+        asking.result()
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +235,12 @@ def test_a_running_profiler_of_vllm_is_named(profiled: tuple[CpuServer, Path], c
             pass
 
     ask("/start_profile")
-    with server.load(1) as profiled_load:
+    with trickle(server):
         refused = cli("explain", f":{server.port}", "--span", "sample", timeout=LONG_S)
-    # Without load beside it: writing its trace keeps vLLM from answering for longer than it itself bears.
     ask("/stop_profile")
     with server.load(1) as load:
         allowed = cli("explain", f":{server.port}", "--span", "sample", timeout=LONG_S)
-    assert profiled_load.errors == load.errors == []
+    assert load.errors == []
     assert refused.returncode == 2
     assert refused.stderr.startswith("spantrace: torch.profiler (/start_profile; end it with /stop_profile) is already")
     assert refused.stderr.count("\n") == 1

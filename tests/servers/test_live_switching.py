@@ -224,7 +224,7 @@ def test_the_prefix_cache_is_emptied_through_an_idle_engine_only(plain: CpuServe
     assert hits() > 0
     assert reset_prefix_cache(found) == ""
     assert hits() == 0
-    with plain.load(4, max_tokens=400):
+    with plain.load(4, max_tokens=1800):
         wait_until(lambda: plain.metrics()["vllm:num_requests_running"] > 2, "running requests")
         assert reset_prefix_cache(found) == "the engine has requests; wait until it is idle"
     assert hits() > 0
