@@ -7,15 +7,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from traced import GPU, HOST, MS, STREAM, THREAD, US, microseconds
+from traced import MS, US, Event, annotation, event, kernel, launch, written
 
 pytestmark = pytest.mark.long
 
 GIGABYTE = 1 << 30
 KERNELS = 300
+SHAPES = {"Input Dims": [[3, 4096], [4096, 4096]], "Input type": ["bf16", "bf16"]}
+LAUNCHED = {"grid": [132, 1, 1], "block": [256, 1, 1], "registers per thread": 168, "shared memory": 98304,
+            "blocks per SM": 1.0, "warps per SM": 8.0, "est. achieved occupancy %": 12}  # fmt: skip
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -28,12 +32,12 @@ print(json.dumps({"cycles": cycles, "peak_bytes": int(peak) * 1024}))
 
 def test_a_gigabyte_is_read_within_two(tmp_path: Path) -> None:
     path = tmp_path / "large.pt.trace.json.gz"
-    written, cycles = 0, 0
+    size, cycles = 0, 0
     with gzip.open(path, "wt", compresslevel=1) as file:
         file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "traceEvents": [\n')
-        while written < GIGABYTE:
+        while size < GIGABYTE:
             for text in cycle(cycles):
-                written += file.write(text)
+                size += file.write(text)
             cycles += 1
         file.write('{"ph": "i", "name": "end", "ts": 0}]}\n')
     told = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=True).stdout
@@ -45,25 +49,13 @@ def test_a_gigabyte_is_read_within_two(tmp_path: Path) -> None:
 def cycle(index: int) -> Iterator[str]:
     """The events of one cycle as text: for each kernel the operator, its launch and the kernel, as profilers write."""
     start = 10**15 + index * 10 * MS
-    yield _event("user_annotation", f"ProfilerStep#{index}", start, 9 * MS, "{}")
+    for one in (annotation(f"ProfilerStep#{index}", start, 9 * MS), *chain.from_iterable(_kernels(index, start))):
+        yield f"{written(one)},\n"
+
+
+def _kernels(index: int, start: int) -> Iterator[tuple[Event, Event, Event]]:
     for number in range(KERNELS):
         at, tie = start + number * 25 * US, index * KERNELS + number + 1
-        shapes = json.dumps(
-            {"External id": tie, "Input Dims": [[3, 4096], [4096, 4096]], "Input type": ["bf16", "bf16"]}
-        )
-        yield _event("cpu_op", "aten::mm", at, 20 * US, shapes)
-        yield _event(
-            "cuda_runtime", "cudaLaunchKernel", at + 5 * US, 4 * US, json.dumps({"cbid": 211, "correlation": tie})
-        )
-        about = {"device": 0, "stream": STREAM, "correlation": tie, "grid": [132, 1, 1], "block": [256, 1, 1],
-                 "registers per thread": 168, "shared memory": 98304, "blocks per SM": 1.0, "warps per SM": 8.0,
-                 "est. achieved occupancy %": 12}  # fmt: skip
-        name = "void cutlass::device_kernel<gemm_kernel<128, 128, 64>>"
-        yield _event("kernel", name, at + 12 * US, 22 * US, json.dumps(about), GPU, STREAM)
-
-
-def _event(category: str, name: str, start: int, length: int, args: str, pid: int = HOST, tid: int = THREAD) -> str:
-    return (
-        f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": {pid}, "tid": {tid}, "ts": {microseconds(start)}, '
-        f'"dur": {microseconds(length)}, "args": {args}}},\n'
-    )
+        ran = kernel("void cutlass::device_kernel<gemm_kernel<128, 128, 64>>", at + 12 * US, 22 * US, tie)
+        ran["args"] |= LAUNCHED
+        yield event("cpu_op", "aten::mm", at, 20 * US, **SHAPES), launch(tie, at + 5 * US, 4 * US), ran
